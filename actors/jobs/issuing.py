@@ -24,6 +24,7 @@ from actors.core.patience import Patience
 from actors.core.ref import ActorRef
 from actors.protocol.batches import BatchIssued, DataEnded, IssueBatch, Prompt
 from actors.protocol.failures import Acknowledged
+from actors.protocol.job_news import NeedBatch
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.protocol.services import LookupService, ServiceFound
 from actors.protocol.work import SamplingParams
@@ -66,7 +67,7 @@ class Issuing:
             stop_token_ids=stop_token_ids,
             seed=config.seed,
         )
-        self._issuing: set[int] = set()
+        self._issuing: set[tuple[int, int]] = set()
         self._asked_again = asyncio.Event()
         """Event: the scheduler knows something new about the prompt source, so it is no use to wait longer."""
         self._told_unreadable: set[int] = set()
@@ -74,22 +75,24 @@ class Issuing:
         self._told_replaced = False
         self._told_once = config.scheduling.policy != "planned"
 
-    def need(self, step: int) -> None:
-        """The scheduler has room for the batch of ``step``."""
-        if step in self._issuing:
+    def need(self, order: NeedBatch) -> None:
+        """The scheduler has room for a batch, or wants more prompts for one."""
+        key = (order.step, order.start)
+        if key in self._issuing:
             self._asked_again.set()
         else:
-            self._issuing.add(step)
-            self._ctx.start_task(self._issue(step), f"issue step {step}")
+            self._issuing.add(key)
+            self._ctx.start_task(self._issue(order, key), f"issue step {order.step} from {order.start}")
 
-    async def _issue(self, step: int) -> None:
+    async def _issue(self, order: NeedBatch, key: tuple[int, int]) -> None:
+        step = order.step
         limits = self._config.limits
         patience, failing_since = Patience(limits, self._ctx.rng("patience")), math.inf
         try:
             while not self._owner.over:
                 why, grace_s = "a prompt source: none has registered", limits.first_service_s
                 try:
-                    if await self._try(step):
+                    if await self._try(order):
                         return
                 except AskError as error:
                     self._ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
@@ -99,7 +102,7 @@ class Issuing:
                     self._owner.waits(why)
                 await self._until_asked_again(patience.pause_s())
         finally:
-            self._issuing.discard(step)
+            self._issuing.discard(key)
             self._owner.waits("")
 
     async def _until_asked_again(self, at_most_s: float) -> None:
@@ -108,26 +111,29 @@ class Issuing:
                 await self._asked_again.wait()
         self._asked_again.clear()
 
-    async def _try(self, step: int) -> bool:
+    async def _try(self, order: NeedBatch) -> bool:
         """False: no prompt source has registered yet.
 
         Raises:
             AskError: it is worth another try.
         """
-        config, count = self._config, self._config.algorithm.prompts_per_step
+        config, step, per_step = self._config, order.step, self._config.algorithm.prompts_per_step
+        count, start = order.count or per_step, order.start if order.start >= 0 else step * per_step
         found = await self._scheduler.ask(LookupService(job=config.name, role="prompts"), ServiceFound)
         if found.address is None:
             return False
         try:
-            prompts = await self._read(found.address, step * count, count)
-            if len(prompts) == count:
+            prompts = await self._read(found.address, start, count)
+            if len(prompts) == count or (prompts and order.more):
                 await self._scheduler.ask(self._batch(step, prompts), BatchIssued)
+            if len(prompts) == count:
                 return True
         except HeadraceError as error:
             if not error.permanent:
                 raise
-            await self._unreadable(step, error)
+            await self._unreadable(step + order.more, error)
             return True
+        step += order.more
         self._owner.event("data_ended", step=step)
         few = f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it"
         await self._no_more(step, "", few)

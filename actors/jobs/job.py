@@ -10,7 +10,8 @@
     stop            the final checkpoint           CheckpointStored(final)
 
 Invariants
-- Prompt i of step s has the ordinal ``s * prompts_per_step + i``, whatever happened before: a restart repeats it.
+- Prompt i of step s has the ordinal ``s * prompts_per_step + i``, whatever happened before: a restart repeats it. With
+  ``algorithm.filter`` a step goes on until it has enough, and the ledger says where the next one begins.
 - A replayed step gives no second row and is not counted twice.
 - A job that is over stays over.
 - A job that trained on nothing fails: after ``limits.empty_steps_max`` steps in a row, or at its end.
@@ -172,7 +173,7 @@ class Job(RegisteredActor):
         if self.state is JobState.SUBMITTED:
             self._change(JobState.RUNNING)
         if not self.state.over:
-            self._batches.need(order.step)
+            self._batches.need(order)
 
     @property
     def over(self) -> bool:

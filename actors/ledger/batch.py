@@ -1,7 +1,8 @@
 """One step's samples in columns.
 
 Invariants
-- Row r is sibling ``r % group_size`` of prompt ``prompts[r // group_size]``; columns never change their length.
+- Row r is sibling ``r % group_size`` of prompt ``prompts[r // group_size]``; columns change their length only where
+  a batch is extended, behind its last row.
 - Row r's response is ``tokens[r, :length[r]]``, with each token's log-probability and policy version beside it.
 - The token matrices are zeroed lazily by the operating system: a row costs memory for the pages that it has reached,
   not for ``max_tokens``.
@@ -20,7 +21,7 @@ import numpy as np
 
 from actors.host.host_memory import zeros_by_page
 from actors.ledger.errors import IllegalTransition
-from actors.ledger.events import BatchIssued
+from actors.ledger.events import BatchExtended, BatchIssued
 
 
 class SampleState(enum.IntEnum):
@@ -37,6 +38,11 @@ class SampleState(enum.IntEnum):
 
 
 IN_FLIGHT = (SampleState.ASSIGNED, SampleState.STREAMING)
+_COLUMNS = (
+    *("state", "length", "finish", "reward", "reward_parts", "assignment", "former", "holder", "attempts"),
+    *("failures", "crashes"),
+)
+"""Columns of a batch with an entry a row, beside those of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,35 @@ class StepBatch:
         self._logprobs = zeros_by_page((n, t), np.float32)
         self._versions = zeros_by_page((n, t), np.int32)
         self._archive: Ragged | None = None
+
+    def extend(self, more: BatchExtended) -> None:
+        """Append the rows of further prompts. Every other row keeps its number and all that it holds.
+
+        Raises:
+            IllegalTransition: it is committed, or the prompts do not follow on its own.
+        """
+        if self.committed or not len(more.prompts) or int(more.prompts[0]) <= int(self.prompts[-1]):
+            raise IllegalTransition(f"step {self.step}: cannot extend it by prompts {more.prompts.tolist()}")
+        added = StepBatch(
+            BatchIssued(
+                self.step, self.group_size, self.sampling, more.prompts, more.prompt_lengths, more.prompt_ids,
+                more.contexts,
+            )
+        )  # fmt: skip
+        before, tokens = len(self), self.prompt_tokens * len(self.prompts)
+        self.prompts = np.concatenate([self.prompts, more.prompts])
+        self.prompt_tokens = (tokens + len(more.prompt_ids)) / len(self.prompts)
+        self.prompt_ids += added.prompt_ids
+        self.contexts = [*self.contexts, *more.contexts]
+        added.reward_parts = np.full((len(added), self.reward_parts.shape[1]), np.nan)
+        for name in _COLUMNS:
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(added, name)]))
+        width = int(self.length[:before].max(initial=0))
+        for name in ("_tokens", "_logprobs", "_versions"):
+            held = getattr(self, name)
+            whole = zeros_by_page((len(self), self.sampling.max_tokens), held.dtype)
+            whole[:before, :width] = held[:, :width]
+            setattr(self, name, whole)
 
     def __len__(self) -> int:
         return len(self.state)

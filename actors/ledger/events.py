@@ -39,6 +39,16 @@ class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
     contexts: list[bytes]
 
 
+class BatchExtended(msgspec.Struct, frozen=True, tag="batch_extended"):
+    """Further prompts of a step have come, of the group size and sampling of its first, whose rows stay as they are."""
+
+    step: int
+    prompts: np.ndarray  # int64[P], strictly increasing
+    prompt_lengths: np.ndarray  # int32[P]
+    prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
+    contexts: list[bytes]
+
+
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """``rows[i]`` of ``step`` is handed out under assignment number ``first + i``.
 
@@ -200,6 +210,7 @@ class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
 Event = (
     Opened
     | BatchIssued
+    | BatchExtended
     | Assigned
     | TokensAppended
     | Returned

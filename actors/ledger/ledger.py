@@ -46,6 +46,7 @@ class Ledger(LedgerState):
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ev.Opened: self._opened,
             ev.BatchIssued: self._issued,
+            ev.BatchExtended: self._extended,
             ev.Assigned: self._assigned,
             ev.TokensAppended: tokens.enter,
             ev.Returned: self._returned,
@@ -101,9 +102,28 @@ class Ledger(LedgerState):
             raise IllegalTransition(f"step {event.step}: prompt {first} belongs to an earlier step")
         if not (self._restoring and event.step <= self.floor):  # the batch before it may have been pruned
             self.counters.prompts_lost += int(batch.prompts[-1]) + 1 - self._next_prompt - len(batch.prompts)
-        self._next_prompt = int(batch.prompts[-1]) + 1
+        self._use_prompts(batch.prompts)
         self.batches[event.step] = batch
         return Outcome()
+
+    def _extended(self, event: ev.BatchExtended) -> Outcome:
+        if self._pruned(event.step):
+            self._use_prompts(event.prompts)
+            return Outcome()
+        batch = self._batch(event.step)
+        if event.step != max(self.batches) or int(event.prompts[0]) != self.next_prompt:
+            raise IllegalTransition(f"step {event.step}: prompt {int(event.prompts[0])} does not follow on it")
+        batch.extend(event)
+        self._use_prompts(event.prompts)
+        return Outcome()
+
+    @property
+    def next_prompt(self) -> int:
+        """The first ordinal that no batch has used."""
+        return self._next_prompt
+
+    def _use_prompts(self, prompts: np.ndarray) -> None:
+        self._next_prompt = self.counters.prompts_used = max(self._next_prompt, int(prompts.max(initial=-1)) + 1)
 
     def _assigned(self, event: ev.Assigned) -> Outcome:
         if self._pruned(event.step):
@@ -252,7 +272,7 @@ class Ledger(LedgerState):
 
     def _mark_trained(self, prompts: np.ndarray, step: int) -> int:
         """How many of these samples another step had trained before."""
-        self._next_prompt = max(self._next_prompt, int(prompts.max(initial=-1)) + 1)
+        self._use_prompts(prompts)
         return self._trained.mark(prompts, step)
 
     def _checkpointed(self, event: ev.Checkpointed) -> Outcome:
@@ -264,6 +284,7 @@ class Ledger(LedgerState):
         # hand-out.
         for name, value in event.counters.items():
             setattr(self.counters, name, value)
+        self._next_prompt = self.counters.prompts_used = max(self._next_prompt, self.counters.prompts_used)
         self.checkpoints = [c for c in self.checkpoints if c[0] < event.step] + [(event.step, event.path)]
         self.ended = event.final
         return Outcome()

@@ -55,6 +55,8 @@ class Counters:
     prompts_lost: int = 0
     samples_trained_twice: int = 0
     dropped: int = 0
+    prompts_used: int = 0
+    """One more than the last ordinal that a batch had, so that a pruned journal tells, too, where the next begins."""
 
 
 def finish(batch: StepBatch, rows: np.ndarray, reasons: np.ndarray | int, outcome: Outcome) -> None:

@@ -18,6 +18,12 @@ class NeedBatch(Message):
 
     job: str
     step: int
+    start: int = -1
+    """First ordinal that is wanted; -1: steps have equal numbers of prompts, and it follows from the step."""
+    count: int = 0
+    """Number of prompts that are wanted; 0: as many as a step has. Fewer will do if ``more``."""
+    more: bool = False
+    """Whether the step has been issued, and these are further prompts of it."""
 
 
 @message("jobs.step_committed")

@@ -71,6 +71,7 @@ from actors.protocol.workers import (
     WorkerEnded,
     WorkerVersion,
 )
+from actors.scheduler.filtering import SpreadFilter
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.progress import ProgressReport
@@ -140,8 +141,9 @@ class Scheduler(Actor):
         self._meter = StepMeter(self._ledger, self._workers, ctx.now(), self._job)
         self._scoring = Scoring(scope, self._on_settled)
         self._fleet = fleet = Fleet(scope, self._scoring.finished, self._on_settled)
-        self._grants = Grants(scope, fleet)
-        self._steps = Steps(scope, fleet, self._grants, self._meter)
+        spread = SpreadFilter(scope) if job.algorithm.filter == "spread" else None
+        self._grants = Grants(scope, fleet, spread)
+        self._steps = Steps(scope, fleet, self._grants, self._meter, spread)
         self._registry = Services(scope, fleet, self._scoring, self._grants, self._steps)
         self._progress = ProgressReport(scope, fleet, self._grants, self._steps)
         self.begun = True
@@ -197,6 +199,7 @@ class Scheduler(Actor):
     @handles(DataEnded)
     async def data_ended(self, news: DataEnded) -> Acknowledged:
         self._steps.data_ended(news.step, news.failed)
+        self.lease()
         return Acknowledged()
 
     @handles(SetPaused)

@@ -29,6 +29,7 @@ from actors.protocol.batches import IssueBatch
 from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
 from actors.scheduler.examples import Examples
+from actors.scheduler.filtering import FILTERED, SpreadFilter
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 
@@ -38,8 +39,11 @@ _TO_GENERATE: Final = (SampleState.QUEUED, *IN_FLIGHT)
 class Steps:
     """It takes a job from step to step."""
 
-    def __init__(self, scope: JobScope, fleet: Fleet, grants: Grants, meter: StepMeter) -> None:
+    def __init__(
+        self, scope: JobScope, fleet: Fleet, grants: Grants, meter: StepMeter, spread: SpreadFilter | None = None
+    ) -> None:
         self._scope = scope
+        self._filter = spread
         self._journal = scope.journaled.journal
         self._fleet = fleet
         self._grants = grants
@@ -74,7 +78,7 @@ class Steps:
         """
         ledger = self._scope.ledger
         if batch.step in ledger.batches or batch.step < ledger.committed_steps:
-            return False
+            return self._extend(batch)
         waited_for = ledger.issued_steps == ledger.committed_steps
         try:
             self._scope.journaled.apply(_batch_event(batch))
@@ -83,6 +87,22 @@ class Steps:
         if waited_for:
             self._meter.begin(self._scope.ctx.now())
         self._next_known.set()
+        return True
+
+    def _extend(self, more: IssueBatch) -> bool:
+        """Enter further prompts of the step that is filtered; False if they have been entered before."""
+        ledger = self._scope.ledger
+        batch = ledger.batches.get(more.step)
+        if self._filter is None or batch is None or batch.committed or more.prompts[0].prompt != ledger.next_prompt:
+            return False
+        event = _batch_event(more)
+        extended = ev.BatchExtended(
+            event.step, event.prompts, event.prompt_lengths, event.prompt_ids, event.contexts
+        )  # fmt: skip
+        try:
+            self._scope.journaled.apply(extended)
+        except IllegalTransition as error:
+            raise NotAccepted(str(error)) from error
         return True
 
     def need_batch(self) -> None:
@@ -94,18 +114,24 @@ class Steps:
         ledger, now = self._scope.ledger, self._scope.ctx.now()
         job, step = self._scope.services.get("job"), ledger.issued_steps
         done = ledger.committed_steps + self._grants.all_sent
-        last = min(done + self._scope.job.staleness + 1, self.count - 1)
+        ahead = self._scope.job.staleness + 1
+        if self._filter is not None:  # its prompts begin behind those of the step before, which must be known
+            ahead = -1 if self._grants.all_sent and self._grants.step < ledger.committed_steps else 0
+        last = min(done + ahead, self.count - 1)
         if job is None or step > last or ledger.stopping:
             return
         asked, at_s = self._asked_batch
         if step != asked or now - at_s > self._scope.limits.ask_timeout_s:
             self._asked_batch = (step, now)
-            self._scope.tell(job, NeedBatch(job=self._scope.name, step=step))
+            start = -1 if self._filter is None else ledger.next_prompt
+            self._scope.tell(job, NeedBatch(job=self._scope.name, step=step, start=start))
 
     def data_ended(self, step: int, failed: str) -> None:
         """There is no batch for ``step``."""
         self.count = min(self.count, step)
         self._failed = failed
+        if self._filter is not None:
+            self._filter.data_ended = True
         self._next_known.set()
         self._end_if_never()
 
@@ -150,6 +176,8 @@ class Steps:
     def ask_again(self) -> None:
         """Ask for the next batch anew: the job, or the source of its prompts, has begun to serve."""
         self._asked_batch = (-1, 0.0)
+        if self._filter is not None:
+            self._filter.ask_again()
         self.need_batch()
 
     # ------------------------------------------------------------ the trainer
@@ -244,7 +272,8 @@ class Steps:
     def _tell_committed(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self._scope.ctx.now())
         metrics |= self._fleet.committed(batch, commit.metrics, replay=replay)
-        dropped = Counter(batch.drop_reasons.values()).most_common(self._scope.limits.drop_reasons_told)
+        reasons = [reason for reason in batch.drop_reasons.values() if reason not in FILTERED]
+        dropped = Counter(reasons).most_common(self._scope.limits.drop_reasons_told)
         news = StepCommitted(
             job=self._scope.name, step=batch.step, replay=replay, metrics=metrics, dropped=dict(dropped)
         )

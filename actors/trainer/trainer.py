@@ -8,7 +8,7 @@
       GrantGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
       EarlySamples* ◀───────────── scheduler     with a KL term, while no window is whole: the reference model's part
       StepGranted ◀──────────────── scheduler     nothing more will come: accumulate the rest; or it never comes: end
-      backend.step                               the weights are version s + 1 now
+      backend.step                               or several, each of a minibatch: the weights are version s + 1 now
       Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
       CommitStep(s) ──▶ scheduler  ┘ the next step for the second
       Committed(stop, checkpoint)                checkpoint at s + 1 if asked or at the end; flushed beside step s + 1
@@ -28,7 +28,6 @@ never change under an export. Replayed steps are trained like any other: the sam
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -43,27 +42,26 @@ from actors.core.registered import RegisteredActor
 from actors.core.tenure import RenewLease
 from actors.core.watch import Down
 from actors.protocol.failures import Acknowledged
-from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
+from actors.protocol.groups import EarlySamples, GrantGroups
 from actors.protocol.job_news import Trouble
 from actors.protocol.services import RegisterService, ServiceChanged
 from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
-from actors.trainer.accounts import StepAccounts, batch_shape, consumed
+from actors.trainer.accounts import StepAccounts, consumed
 from actors.trainer.agreement import EngineAgreement
-from actors.trainer.algorithms import algorithm_named
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.backends.service_backend import ServiceBackend
-from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
+from actors.trainer.batching import Inbox, split, tokens_of
 from actors.trainer.bounded import BoundedBackend
 from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointAstray, GrantChanged, TrainingDiverged
-from actors.trainer.ppo import PpoEstimates
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.room import require_room_for_run
 from actors.trainer.setup import backend_of, backend_spec, loss_spec
 from actors.trainer.spans import SpanRecorder
+from actors.trainer.updates import StepUpdates
 
 M = TypeVar("M", bound=Message)
 
@@ -80,23 +78,19 @@ class Trainer(RegisteredActor):
         self._backend = backend or backend_of(args, self._job)
         self._service = self._backend if isinstance(self._backend, ServiceBackend) else None
         """The same backend, if a training service computes; None: this process does, and waits for nobody."""
-        self._algorithm = algorithm_named(self._job.algorithm.name)
+        self._algorithm = self._job.algorithm
         self._loss = loss_spec(self._job)
         self._agreement = EngineAgreement(self._job, self._backend.kind)
         self._run_dir = Path(args.run_dir)
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
         self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.micro_batch_tokens)
-        self._ppo: PpoEstimates | None = None
-        """None: the job has no critic."""
         self._weights_moved = False
         self._skipped_in_a_row = 0
         self._step_began_s = 0.0
         self._tokens_before = 0
         self.step = self._resumed_step = 0
         self.ignored_grants = 0
-        self._passed: list[MicroBatch] = []
-        """Micro-batches of this step, for a next pass over them."""
 
     async def on_start(self) -> None:
         ctx, args = self.ctx, self._args
@@ -106,8 +100,7 @@ class Trainer(RegisteredActor):
         )
         if self._service is None:
             self._backend = BoundedBackend(self._backend, ctx.limits)
-        if self._job.algorithm.name == "ppo":
-            self._ppo = PpoEstimates(self._job, self._backend)
+        self._updates = StepUpdates(self._job, self._backend, self._reference, self._agreement, self._spans)
         self._publisher = Publisher(
             ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
         )
@@ -206,15 +199,13 @@ class Trainer(RegisteredActor):
         while not inbox.exhausted:
             windows = inbox.ready()
             for window in windows:
-                await self._accumulate(window, accounts)
+                await self._updates.accumulate(window, accounts, step=self.step)
             if not windows and not inbox.exhausted and not await self._score_early(inbox):
                 await self._wait(inbox, accounts)
         if inbox.never:
             await self._checkpointer.write(self.step, final=True)
             return True
-        shape = batch_shape(inbox.groups.values(), max_response_tokens=self._job.rollout.max_tokens)
-        weight = self._algorithm.normaliser(shape)
-        result = await self._update(weight, accounts)
+        result = await self._updates.update(inbox.groups, accounts, step=self.step)
         self._check_finite(result)
         self.step += 1
         self._tokens_before = tokens_of(inbox.groups.values())
@@ -222,7 +213,7 @@ class Trainer(RegisteredActor):
         began_s = self.ctx.now()
         await self._publisher.publish(self.step)
         accounts.published_s = self.ctx.now() - began_s
-        committed = await self._commit(inbox, accounts, result, weight)
+        committed = await self._commit(inbox, accounts, result)
         if self._service is not None:
             self._service.committed(self.step)
         if committed.checkpoint or committed.stop:
@@ -234,6 +225,8 @@ class Trainer(RegisteredActor):
         job, step = self._job, self.step
         per_step = job.algorithm.prompts_per_step
         expected = range(step * per_step, (step + 1) * per_step)
+        if job.algorithm.filter == "spread":  # which prompts it has is known once it is granted
+            expected = range(0)
         self._reference.begin(step)
         self._inbox = Inbox(step=step, expected=expected, plan=consumption(job, self._tokens_before))
         if not self.is_registered:
@@ -304,37 +297,6 @@ class Trainer(RegisteredActor):
 
     # ------------------------------------------------------------ training
 
-    async def _accumulate(self, window: list[GroupGrant], accounts: StepAccounts) -> None:
-        bound = self._job.staleness
-        samples = [s for group in window for s in group_samples(group, self._algorithm, max_staleness=bound)]
-        with_kl = self._job.algorithm.kl_coefficient > 0
-        budget = self._job.trainer.micro_batch_tokens
-        with self._spans.span("train", step=self.step, version=self.step, samples=len(samples)):
-            if with_kl:
-                samples = await self._reference.scored(samples)
-            if self._ppo is not None:
-                samples = await self._ppo.estimated(samples)
-            batches = cut(samples, budget_tokens=budget, keep_zero=with_kl or self._ppo is not None)
-            if self._job.algorithm.epochs > 1:
-                self._passed = [dataclasses.replace(batch, stale=None) for batch in batches]
-            for batch in batches:
-                stats = await self._backend.accumulate(batch, self._loss)
-                self._agreement.look(batch, stats, step=self.step)
-                accounts.add(stats)
-
-    async def _update(self, weight: float, accounts: StepAccounts) -> StepResult:
-        """Step; with more epochs, pass over the same micro-batches again and step. By then all tokens are stale."""
-        result = await self._backend.step(weight=weight)
-        for _ in range(1, self._job.algorithm.epochs):
-            rows = sum(len(batch.lengths) for batch in self._passed)
-            with self._spans.span("train", step=self.step, version=self.step, samples=rows):
-                for batch in self._passed:
-                    accounts.add(await self._backend.accumulate(batch, self._loss), again=True)
-            last = await self._backend.step(weight=weight)
-            result = dataclasses.replace(last, skipped=result.skipped or last.skipped)
-        self._passed = []
-        return result
-
     async def _score_early(self, inbox: Inbox) -> bool:
         """One micro-batch's reference log-probabilities, rather than wait. False: there is nothing to score."""
         if not self._reference.has_waiting:
@@ -356,15 +318,18 @@ class Trainer(RegisteredActor):
                 "lower trainer.lr, or look at the rewards"
             )
 
-    async def _commit(self, inbox: Inbox, accounts: StepAccounts, result: StepResult, weight: float) -> Committed:
+    async def _commit(self, inbox: Inbox, accounts: StepAccounts, result: StepResult) -> Committed:
         groups = inbox.groups.values()
         seconds = self.ctx.now() - self._step_began_s
         prompts, siblings = consumed(groups)
-        metrics = accounts.metrics(groups, result, step=inbox.step, weight=weight, seconds=seconds)
+        metrics = accounts.metrics(groups, result, step=inbox.step, seconds=seconds)
         metrics["grants_ignored"] = float(self.ignored_grants)
         metrics["tokens_scored_early"] = float(self._reference.scored_early_tokens)
-        if self._ppo is not None:
-            metrics |= accounts.critic_metrics(result) | self._ppo.taken_metrics()
+        if self._algorithm.has_critic:
+            metrics |= accounts.critic_metrics(result)
+        metrics |= self._updates.taken_metrics()
+        if not self._algorithm.compares_siblings:  # equal rewards teach, too
+            metrics["degenerate_fraction"] = 0.0
         if self._service is not None:
             metrics |= self._service.taken_times().metrics()
         commit = CommitStep(

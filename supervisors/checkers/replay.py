@@ -121,6 +121,7 @@ class Replay:
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.Opened: self._opened,
             ev.BatchIssued: self._issued,
+            ev.BatchExtended: self._extended,
             ev.Assigned: self._assigned,
             ev.TokensAppended: self._appended,
             ev.Returned: self._returned,
@@ -206,6 +207,17 @@ class Replay:
         self.batches[step] = Batch(
             step, event.group_size, frozenset(sampling.stop_token_ids), sampling.max_tokens, prompts, samples
         )
+
+    def _extended(self, event: ev.BatchExtended) -> None:
+        batch = self.batches.get(event.step)
+        if batch is None:
+            if event.step >= self.pruned_below:
+                self._complain(Topic.STEP, f"step {event.step} was extended and never issued", step=event.step)
+            return
+        prompts = [int(p) for p in event.prompts]
+        batch.prompts += prompts
+        names = (Name(event.step, prompt, sibling) for prompt in prompts for sibling in range(batch.group_size))
+        batch.samples += map(Sample, names)
 
     def _assigned(self, event: ev.Assigned) -> None:
         if event.first < self._next_assignment:
