@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from configs.checks.adapter_checks import check_adapter
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
 from configs.checks.model_checks import check_model, check_ranker_model
@@ -37,6 +38,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_consistency,
         _check_text_forms,
         check_critic,
+        check_adapter,
         _check_cluster,
         check_scheduling,
         check_reward,

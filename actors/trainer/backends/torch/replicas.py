@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
-from actors.trainer.backends.torch.flat import FlatParameters, GradientSums
+from actors.trainer.backends.torch.flat import FlatParameters, GradientSums, share_frozen
 from actors.trainer.backends.torch.flat_memory import flat_memory
 from actors.trainer.losses import token_losses
 
@@ -93,6 +93,7 @@ class Replicas:
     """Holds the model of a spec, once for each thread that computes a share. Calls come from one thread.
 
     ``model``: the first one; the others have its weights. ``load`` and ``member`` make another model than the policy's.
+    ``prefix`` and ``kind``: see ``FlatParameters``.
     """
 
     def __init__(
@@ -100,15 +101,20 @@ class Replicas:
         spec: BackendSpec,
         load: Callable[[], nn.Module] | None = None,
         member: Callable[[nn.Module, str, GradientSums], Member] = Replica,
+        *,
+        prefix: str = "",
+        kind: str = "",
     ) -> None:
         count = max(1, min(spec.replicas, spec.threads)) if spec.device == "cpu" else 1
         load = load or partial(load_model, spec.model_path, spec)
         self.model = load()
         device = next(self.model.parameters()).device
-        self.parameters = FlatParameters(self.model, flat_memory(device, parkable=spec.parkable))
+        memory = flat_memory(device, parkable=spec.parkable)
+        self.parameters = FlatParameters(self.model, memory, prefix=prefix, kind=kind)
         self.members = [member(self.model, spec.device, self.parameters.sums[0])]
         for _ in range(count - 1):
             model = load()
+            share_frozen(model, self.model)
             self.members.append(member(model, spec.device, self.parameters.attach(model)))
         least, more = divmod(spec.threads, count)
         self._threads = [
