@@ -23,6 +23,7 @@ class AdapterTensors:
     """Linear modules by name."""
     shapes: Mapping[str, tuple[int, ...]]
     dtype: str
+    spec: AdapterSpec
 
     @classmethod
     def of_model(cls, model: Any, spec: AdapterSpec, dtype: str) -> AdapterTensors:
@@ -39,7 +40,7 @@ class AdapterTensors:
         for name, layer in layers.items():
             a, b = tensor_names(name)
             shapes |= {a: (spec.rank, layer.in_features), b: (layer.out_features, spec.rank)}
-        return cls(layers, shapes, dtype)
+        return cls(layers, shapes, dtype, spec)
 
     def check(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
         """Accept exactly the adapter's tensors.

@@ -23,7 +23,6 @@ class AdaptedWeights:
     """Keeps the own weights of a model's adapted layers. Made once parameters have the storage that they stay in."""
 
     def __init__(self, model: Any, spec: AdapterSpec) -> None:
-        self._scale = spec.scale
         self._expected = AdapterTensors.of_model(model, spec, str(model.dtype).removeprefix("torch."))
         self._own = {name: layer.weight.detach().clone() for name, layer in self._expected.layers.items()}
 
@@ -37,4 +36,4 @@ class AdaptedWeights:
         for name, own in self._own.items():
             weight = self._expected.layers[name].weight
             a, b = (as_tensor(tensors[key], weight.dtype).to(weight.device) for key in tensor_names(name))
-            weight.copy_(own).addmm_(b, a, alpha=self._scale)
+            weight.copy_(own).addmm_(b, a, alpha=self._expected.spec.scale)
