@@ -4,13 +4,19 @@
 
 A and B are parameters of the layer that they stand beside. So the flat buffer, gradient sums, optimizer, versions and
 parking, which take what is trained, hold the adapter and nothing else.
+
+The frozen weights of one model are in memory once, for all replicas and for all jobs of a training service. They go
+with the last model that computes with them, and are no bundle's state.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +50,37 @@ class _Matrix(nn.Module):
         self.weight = nn.Parameter(weight)
 
 
-def load_adapted(spec: BackendSpec, adapter: AdapterSpec, switch: Switch) -> nn.Module:
+class _Frozen:
+    """Holds the frozen weights of a model, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+
+    def give_to(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.data = self._tensors[name]
+
+
+_SHARED: Final[weakref.WeakValueDictionary[tuple[str, ...], _Frozen]] = weakref.WeakValueDictionary()
+_LOADING: Final = threading.Lock()
+
+
+def load_adapted(spec: BackendSpec, adapter: AdapterSpec, switch: Switch, base: str) -> nn.Module:
     """The model of ``spec`` with an adapter that changes nothing yet; the adapter alone asks for gradients.
+
+    ``base``: identity of the model.
 
     Raises:
         ModelNotLoadable: there is no such model, or it has no such layers.
     """
     model = load_model(spec.model_path, spec).requires_grad_(False)
+    key = base, spec.dtype, spec.device
+    with _LOADING:
+        frozen = _SHARED.get(key)
+        if frozen is None:
+            frozen = _SHARED[key] = _Frozen(model)
+        frozen.give_to(model)
+    model.frozen = frozen  # type: ignore[assignment]  as long as the model
     try:
         layers = adapted_layers(model, adapter)
     except NoSuchTarget as error:

@@ -26,13 +26,6 @@ def _in_order(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return sorted(trained, key=lambda pair: pair[1].dim() < 2)
 
 
-def share_frozen(model: nn.Module, first: nn.Module) -> None:
-    """Let ``model``, which is the same as ``first``, have the memory of what nobody trains in common with it."""
-    for own, theirs in zip(model.parameters(), first.parameters(), strict=True):
-        if not own.requires_grad:
-            own.data = theirs.data
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """The name in torch, without ``torch.``: ``float32``, ``bfloat16``."""
     return str(dtype).removeprefix("torch.")

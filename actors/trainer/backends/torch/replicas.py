@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
-from actors.trainer.backends.torch.flat import FlatParameters, GradientSums, share_frozen
+from actors.trainer.backends.torch.flat import FlatParameters, GradientSums
 from actors.trainer.backends.torch.flat_memory import flat_memory
 from actors.trainer.losses import token_losses
 
@@ -114,7 +114,6 @@ class Replicas:
         self.members = [member(self.model, spec.device, self.parameters.sums[0])]
         for _ in range(count - 1):
             model = load()
-            share_frozen(model, self.model)
             self.members.append(member(model, spec.device, self.parameters.attach(model)))
         least, more = divmod(spec.threads, count)
         self._threads = [

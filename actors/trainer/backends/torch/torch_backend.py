@@ -240,12 +240,16 @@ class _Core:
     def score(self, batch: MicroBatch, temperature: float, reference: bool) -> np.ndarray:
         if not reference:
             return self._policy.replicas.score(batch, temperature)
-        if self._adapter is not None:
-            with self._adapter.switched_off():
-                return self._policy.replicas.score(batch, temperature)
-        if self._reference is None:
+        if not self._spec.needs_reference:
             raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
+        if self._reference is None:
+            return self._policy_without_adapter(batch, temperature)
         return self._reference.score(batch, temperature)
+
+    def _policy_without_adapter(self, batch: MicroBatch, temperature: float) -> np.ndarray:
+        assert self._adapter is not None, "a whole model has a reference of its own"
+        with self._adapter.switched_off():
+            return self._policy.replicas.score(batch, temperature)
 
     def values(self, batch: MicroBatch) -> np.ndarray:
         if self._critic is None:

@@ -24,7 +24,7 @@ class TrainedAdapter:
         self._spec = adapter
         self._switch = Switch()
         self.base = base_identity(spec.model_path)
-        load = partial(load_adapted, spec, adapter, self._switch)
+        load = partial(load_adapted, spec, adapter, self._switch, self.base)
         kind = f"adapter of {self.base}, scale {adapter.scale:g}"
         self.replicas = Replicas(spec, load, prefix=NAME_PREFIX, kind=kind)
 
