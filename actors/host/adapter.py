@@ -59,6 +59,11 @@ def tensor_names(layer: str) -> tuple[str, str]:
     return f"{NAME_PREFIX}{layer}.{A}.weight", f"{NAME_PREFIX}{layer}.{B}.weight"
 
 
+def layer_of(name: str) -> str:
+    """The layer of a tensor; the inverse of ``tensor_names``."""
+    return name.removeprefix(NAME_PREFIX).removesuffix(".weight").rpartition(".")[0]
+
+
 def base_identity(directory: Path) -> str:
     """xxh3-128 of a model's configuration and weights: whoever has the same holds the same model."""
     digest = xxhash.xxh3_128()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from actors.host.adapter import CONFIG_FILE, NAME_PREFIX, TENSOR_FILE, A, AdapterSpec, base_identity, peft_config
+from actors.host.adapter import CONFIG_FILE, NAME_PREFIX, TENSOR_FILE, AdapterSpec, base_identity, layer_of, peft_config
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.adapter import Switch, load_adapted
@@ -39,9 +39,9 @@ class TrainedAdapter:
     def export(self, directory: Path) -> None:
         """Write it as PEFT does, with the tokenizer of its model."""
         tensors = self.replicas.parameters.by_name()
-        layers = [name.removeprefix(NAME_PREFIX).removesuffix(f".{A}.weight") for name in tensors if f".{A}." in name]
+        layers = sorted({layer_of(name) for name in tensors})
         own = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
-        save_file(own, directory / TENSOR_FILE, metadata={"format": "pt", "base": self.base})
+        save_file(own, directory / TENSOR_FILE, metadata={"base": self.base})  # of two keys the order would be any
         (directory / CONFIG_FILE).write_text(peft_config(self._spec, base=self._path, layers=layers))
         copy_tokenizer(self._path, directory)
 
