@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from configs.adapter_schema import AdapterConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
 from configs.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
@@ -27,6 +28,8 @@ class ModelConfig(Section):
     """A branch, a tag or a commit of a hub name; unset: the default branch. A resumed run keeps its commit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the forward pass and of published weights; the trainer keeps float32 master weights."""
+    adapter: AdapterConfig | None = None
+    """Train an adapter (LoRA) and leave the model as it is. ``{}``: one with the defaults. Unset: the whole model."""
     hidden: PositiveInt = 96
     """``tiny`` only: hidden size."""
     layers: PositiveInt = 3

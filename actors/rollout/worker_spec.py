@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from actors.host.adapter import adapter_spec
 from actors.rollout.engine import EngineSpec
 from configs.model_files import prompt_tokens_max
 from configs.schema import JobConfig
@@ -25,6 +26,7 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
         max_context_tokens=prompt_tokens_max(job, Path(model_path)) + rollout.max_tokens,
         threads=rollout.threads or _threads(job),
         seed=job.seed,
+        adapter=adapter_spec(job.model.adapter),
         prefix_cache_bytes=job.limits.prefix_cache_bytes,
         options=rollout.engine_options,
     )

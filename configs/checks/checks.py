@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from configs.checks.adapter_checks import check_adapter
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
 from configs.checks.learning_checks import check_learning
@@ -39,6 +40,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_text_forms,
         check_learning,
         check_critic,
+        check_adapter,
         _check_cluster,
         check_scheduling,
         check_reward,
