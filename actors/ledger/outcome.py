@@ -55,6 +55,8 @@ class Counters:
     prompts_lost: int = 0
     samples_trained_twice: int = 0
     dropped: int = 0
+    evaluation_tokens: int = 0
+    """Tokens of evaluations, which are in none of the other counts."""
 
 
 def finish(batch: StepBatch, rows: np.ndarray, reasons: np.ndarray | int, outcome: Outcome) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actors.ledger import events as ev
+from actors.protocol.evaluations import is_evaluation
 from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.replay import Replay, Topic
 from supervisors.checkers.samples import complaints
@@ -35,6 +36,8 @@ def _prompts(history: History, replay: Replay) -> Iterator[Violation]:
     """Prompt i of step s has the ordinal s * prompts_per_step + i, so none is passed over and none comes twice."""
     count, group = history.job.algorithm.prompts_per_step, history.job.algorithm.group_size
     for step, batch in replay.batches.items():
+        if is_evaluation(step):
+            continue
         expected = list(range(step * count, (step + 1) * count))
         if batch.prompts != expected:
             wrong = sorted(set(batch.prompts) ^ set(expected)) or batch.prompts
