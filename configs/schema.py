@@ -321,6 +321,11 @@ class JobConfig(Section):
         return self.model_copy(update=changed | {"rollout": self.rollout.model_copy(update=drawn)})
 
     @property
+    def only_evaluates(self) -> bool:
+        """Nothing is trained: the model as it is is evaluated."""
+        return self.eval is not None and self.eval.only
+
+    @property
     def all_sources(self) -> dict[str, DataConfig]:
         """Sources of prompts by name: of training, and of the evaluation if there is one."""
         return self.data.sources | (self.eval.sources if self.eval is not None else {})

@@ -65,6 +65,7 @@ def test_the_command_line_is_frozen() -> None:
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
         "plot": ["--json", "--out", "run_dir"],
         "samples": ["--json", "--step", "run_dir"],
+        "eval": ["--dir", "--json", "--set", "job", "model"],
         "console": ["--job", "--keys", "--listen", "--open", "run"],
         "simulate": ["--json", "--log", "--out", "--processes", "--seed", "--seeds", "scenario"],
         "train-reward": [

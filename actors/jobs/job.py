@@ -247,7 +247,7 @@ class Job(RegisteredActor):
         if self._metrics_at is not None:
             self.ctx.ref(self._metrics_at).tell(EvaluationRow(job=self._config.name, row=row))
         self._publish("evaluation", row)
-        if self._config.eval is not None and self._config.eval.only:
+        if self._config.only_evaluates:
             self._change(JobState.FINISHED)
 
     async def _end_early(self) -> None:

@@ -47,7 +47,7 @@ class Steps:
         self._grants = grants
         self._meter = meter
         self._examples = Examples(scope)
-        self.count = 0 if scope.job.eval is not None and scope.job.eval.only else scope.job.steps
+        self.count = 0 if scope.job.only_evaluates else scope.job.steps
         """Number of steps; fewer than the job says once its data has ended."""
         self._failed = ""
         """Reason why the data ended, if they should not have."""

@@ -11,8 +11,6 @@ def check_evaluation(job: JobConfig) -> list[Found]:
     config, found = job.eval, list[Found]()
     if job.checkpoint.keep_best:
         found.append(("checkpoint.keep_best", "true, which is not built yet", "Remove it"))
-    if config is not None and config.only:
-        found.append(("eval.only", "true, which is not built yet", "Remove it"))
     if config is None:
         if job.checkpoint.keep_best:
             fix = "Add eval, which measures it, or remove keep_best"

@@ -15,6 +15,7 @@ from supervisors.cli.check import check
 from supervisors.cli.console.command import console
 from supervisors.cli.ctl import ctl
 from supervisors.cli.doctor import doctor
+from supervisors.cli.evaluate import eval_
 from supervisors.cli.keys import keys
 from supervisors.cli.new import new
 from supervisors.cli.plot.command import plot
@@ -53,6 +54,7 @@ app.command(
 )(bench)
 for command in (keys, simulate, train_reward, plot, samples, console):
     app.command()(command)
+app.command("eval")(eval_)
 
 
 @app.command(hidden=True)

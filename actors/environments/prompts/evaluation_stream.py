@@ -22,7 +22,7 @@ class EvaluationStream:
         named = job.eval.sources
         held_out = {name: sources[name] for name in named}
         self._stream = open_stream(job.evaluation, model_path, run_dir, held_out, named)
-        training = {} if job.eval.only else {name: sources[name] for name in job.data.sources}
+        training = {} if job.only_evaluates else {name: sources[name] for name in job.data.sources}
         self._overlap = Overlap(training, held_out, job.limits.overlap_rows)
 
     def read(self, start: int, count: int, slice_s: float = math.inf) -> dict[str, Any]:
