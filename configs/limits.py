@@ -185,6 +185,13 @@ class Limits(ProcessLimits):
     read_slice_s: float = Field(
         default=2.0, description="prompts are read and tokenised for this long; then it answers, and goes on when asked"
     )
+    evaluation_prompts: int = Field(
+        default=10_000, description="prompts of one evaluation, at most, where eval.prompts says nothing"
+    )
+    overlap_rows: int = Field(
+        default=200_000,
+        description="rows of a source that are looked at for prompts that training and evaluation share",
+    )
     read_attempts_max: int = Field(
         default=5, description="a process that fails this often in a row while it reads prompts is killed by the data"
     )

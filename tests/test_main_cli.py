@@ -66,6 +66,7 @@ def test_the_command_line_is_frozen() -> None:
         "plot": ["--json", "--out", "run_dir"],
         "merge": ["--base", "--json", "checkpoint", "out"],
         "samples": ["--best", "--count", "--json", "--prompt", "--random", "--step", "--worst", "run_dir"],
+        "eval": ["--dir", "--json", "--set", "job", "model"],
         "console": ["--job", "--keys", "--listen", "--open", "run"],
         "simulate": ["--json", "--log", "--out", "--processes", "--seed", "--seeds", "scenario"],
         "train-reward": [

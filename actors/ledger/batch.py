@@ -75,6 +75,8 @@ class StepBatch:
         self.prompt_tokens = len(event.prompt_ids) / len(prompts)
         """Mean length of the prompts."""
         self.contexts = event.contexts
+        self.beside_step = -1
+        """Newest step that had been issued before this batch, where it evaluates a version."""
         n, t = len(prompts) * event.group_size, event.sampling.max_tokens
         self.stop_ids = np.asarray(event.sampling.stop_token_ids, np.int32)
         self.state = np.zeros(n, np.uint8)

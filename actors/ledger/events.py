@@ -201,6 +201,15 @@ class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
     memory: dict[int, float]
 
 
+class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
+    """Every sample of an evaluation is scored or dropped, and this is what they come to; the batch is not kept."""
+
+    step: int
+    """Step of its batch, which stands for the version (``actors/protocol/evaluations.py``)."""
+    figures: dict[str, float]
+    """Empty: there is none, as its prompts could not be read."""
+
+
 class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
     """The trainer goes on at ``step``: grants are void, and committed steps from there on will be replayed."""
 
@@ -223,6 +232,7 @@ Event = (
     | Paused
     | Stopping
     | WindowLearned
+    | Evaluated
     | Rewound
 )
 

@@ -27,6 +27,7 @@ from actors.ledger.ledger_state import LedgerState, distinct
 from actors.ledger.outcome import Counters, Outcome, give_back
 from actors.ledger.token_entry import TokenEntry
 from actors.ledger.trained import TrainedPrompts
+from actors.protocol.evaluations import is_evaluation, name_of_batch, version_of
 
 __all__ = ["Counters", "Ledger", "Outcome"]
 
@@ -59,6 +60,7 @@ class Ledger(LedgerState):
             ev.Paused: self._pause,
             ev.Stopping: self._stop,
             ev.WindowLearned: self._learned,
+            ev.Evaluated: self._evaluated,
             ev.Rewound: self._rewound,
         }
 
@@ -94,9 +96,16 @@ class Ledger(LedgerState):
         return outcome
 
     def _issued(self, event: ev.BatchIssued) -> Outcome:
-        if event.step in self.batches or (event.step < self.committed_steps and not self._restoring):
+        is_old = 0 <= event.step < self.committed_steps
+        if event.step in self.batches or (is_old and not self._restoring):
             raise IllegalTransition(f"step {event.step}: its batch has been issued already")
         batch = StepBatch(event)
+        if is_evaluation(event.step):  # its prompts are no part of the stream that is trained on
+            if version_of(event.step) in self.evaluated:
+                raise IllegalTransition(f"{name_of_batch(event.step)} is over")
+            batch.beside_step = self.issued_steps - 1
+            self.batches[event.step] = batch
+            return Outcome()
         first = int(batch.prompts[0])
         if first < self._next_prompt:
             raise IllegalTransition(f"step {event.step}: prompt {first} belongs to an earlier step")
@@ -142,7 +151,8 @@ class Ledger(LedgerState):
         batch.state[event.rows] = S.ASSIGNED
         batch.former[event.rows] = -1
         if not event.again:
-            self.counters.samples_migrated += int(np.count_nonzero(batch.attempts[event.rows]))
+            moved = 0 if is_evaluation(event.step) else np.count_nonzero(batch.attempts[event.rows])
+            self.counters.samples_migrated += int(moved)
             batch.attempts[event.rows] += 1
         return Outcome()
 
@@ -212,7 +222,7 @@ class Ledger(LedgerState):
         batch.state[event.rows] = S.DROPPED
         for row in event.rows.tolist():
             batch.drop_reasons[row] = event.reason
-        self.counters.dropped += len(event.rows)
+        self.counters.dropped += 0 if is_evaluation(event.step) else len(event.rows)
         return Outcome()
 
     def _granted(self, event: ev.Granted) -> Outcome:
@@ -293,6 +303,17 @@ class Ledger(LedgerState):
         self.window = event
         return Outcome()
 
+    def _evaluated(self, event: ev.Evaluated) -> Outcome:
+        batch = self.batches.get(event.step)
+        if not is_evaluation(event.step) or (event.figures and batch is None and not self._restoring):
+            raise IllegalTransition(f"{name_of_batch(event.step)} has no samples that could be evaluated")
+        if batch is not None:
+            open_rows = np.nonzero(one_of(*_UNSETTLED)[batch.state])[0].astype(np.int32)
+            batch.require(open_rows, (S.SCORED,), "evaluate before all is settled:")
+        self.batches.pop(event.step, None)
+        self.evaluated[version_of(event.step)] = event.figures
+        return Outcome()
+
     def _pause(self, event: ev.Paused) -> Outcome:
         self.paused = event.paused
         return Outcome()
@@ -319,5 +340,5 @@ class Ledger(LedgerState):
         """Give back the memory of committed steps before ``below``, which will not be replayed."""
         below = min(below, self.committed_steps)
         self.floor = max(self.floor, below)
-        for step in [s for s in self.batches if s < below]:
+        for step in [s for s in self.batches if 0 <= s < below]:
             del self.batches[step]

@@ -93,6 +93,8 @@ class ReadPrompts(Message):
     job: str
     start: int
     count: int
+    evaluation: bool = False
+    """Whether it reads the prompts of the evaluation, which has ordinals of its own."""
 
 
 class SourcedPrompt(msgspec.Struct, frozen=True):
@@ -122,3 +124,5 @@ class PromptsRead(Message):
     """The first one of each reason, and what is wrong with it."""
     replaced: bool = False
     """Whether the run's earlier prompts came from other data at the same place."""
+    overlap: int = 0
+    """Prompts of the evaluation that are prompts of the training data, too."""

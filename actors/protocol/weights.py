@@ -150,3 +150,5 @@ class VersionAvailable(Message):
     job: str
     policy_version: int
     weights: ActorAddress
+    oldest: int = 0
+    """Oldest version that can be pulled from there, too."""

@@ -84,8 +84,8 @@ class Generation:
         """Totals of an engine that has served another job before."""
         self._tokens_told = self._before.tokens_total
         """Tokens of the engine that are in spans."""
-        self.policy_version = -1
-        """Version of what is loaded, -1 for nothing."""
+        self.policy_version = 0 if job.only_evaluates else -1
+        """Version of what is loaded, -1 for nothing: what the engine starts with counts where nobody publishes any."""
 
     # ------------------------------------------------------------ commands
 

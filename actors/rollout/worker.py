@@ -85,7 +85,8 @@ class RolloutWorker(RegisteredActor):
         self.obey(self._args.scheduler)
         scheduler = self.ctx.ref(self.hub.address)
         spec = engine_spec(self._job, self._args.model_path)
-        kept = await kept_engine.take(self._engine.kind, spec)
+        as_started = self._job.only_evaluates  # an engine that has served others has their weights
+        kept = None if as_started else await kept_engine.take(self._engine.kind, spec)
         self._engine = kept or self._engine
         self._reports = Reports(self._job.name, self._args.name, self._terms, scheduler, self.ctx.limits, self.ctx.now)
         base = await self.ctx.run_blocking(base_identity, spec.model_path) if spec.adapter else ""

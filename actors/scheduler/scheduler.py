@@ -54,6 +54,7 @@ from actors.protocol.batches import (
     RequestCheckpoint,
     SetPaused,
 )
+from actors.protocol.evaluations import GiveUpEvaluation, is_evaluation
 from actors.protocol.failures import Acknowledged
 from actors.protocol.job_news import Trouble
 from actors.protocol.lengths import LengthScores
@@ -181,7 +182,9 @@ class Scheduler(Actor):
         self._steps.need_batch()
 
     def _on_settled(self, step: int) -> None:
-        if step == self._grants.step:
+        if is_evaluation(step):
+            self._steps.evaluations.settled(step)
+        elif step == self._grants.step:
             self.lease()
 
     # ------------------------------------------------------------ job
@@ -189,8 +192,9 @@ class Scheduler(Actor):
     @handles(IssueBatch)
     async def issue_batch(self, batch: IssueBatch) -> BatchIssued:
         if self._steps.issue(batch):
-            self._fleet.issued(batch)
-            self._fleet.ask_ranker([self._ledger.batches[batch.step]])
+            if not is_evaluation(batch.step):
+                self._fleet.issued(batch)
+                self._fleet.ask_ranker([self._ledger.batches[batch.step]])
             self.assign()
             self.lease()
             self.need_batch()
@@ -200,6 +204,11 @@ class Scheduler(Actor):
     async def data_ended(self, news: DataEnded) -> Acknowledged:
         self._steps.data_ended(news.step, news.failed)
         self.lease()
+        return Acknowledged()
+
+    @handles(GiveUpEvaluation)
+    async def give_up_evaluation(self, news: GiveUpEvaluation) -> Acknowledged:
+        self._steps.evaluations.give_up(news.version, news.why)
         return Acknowledged()
 
     @handles(SetPaused)
@@ -299,6 +308,7 @@ class Scheduler(Actor):
     @handles(VersionAvailable)
     async def version_available(self, news: VersionAvailable) -> None:
         self._fleet.versions.offer(news)
+        self._steps.evaluations.look()
 
     @handles(LengthScores)
     async def length_scores(self, news: LengthScores) -> None:

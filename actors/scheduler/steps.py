@@ -26,8 +26,10 @@ from actors.ledger import events as ev
 from actors.ledger.batch import IN_FLIGHT, SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition, NotAccepted
 from actors.protocol.batches import IssueBatch
+from actors.protocol.evaluations import is_evaluation
 from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
+from actors.scheduler.evaluations import Evaluations
 from actors.scheduler.examples import Examples
 from actors.scheduler.filtering import FILTERED, SpreadFilter
 from actors.scheduler.grants import Grants
@@ -44,12 +46,14 @@ class Steps:
     ) -> None:
         self._scope = scope
         self._filter = spread
+        self.evaluations = Evaluations(scope, fleet.versions, lambda: self.count)
+        self.evaluations.ended = self._tell_end
         self._journal = scope.journaled.journal
         self._fleet = fleet
         self._grants = grants
         self._meter = meter
         self._examples = Examples(scope)
-        self.count = scope.job.steps
+        self.count = 0 if scope.job.only_evaluates else scope.job.steps
         """Number of steps; fewer than the job says once its data has ended."""
         self._failed = ""
         """Reason why the data ended, if they should not have."""
@@ -77,6 +81,8 @@ class Steps:
             NotAccepted: it does not fit those before it.
         """
         ledger = self._scope.ledger
+        if is_evaluation(batch.step):
+            return self.evaluations.issue(_batch_event(batch))
         if batch.step in ledger.batches or batch.step < ledger.committed_steps:
             return self._extend(batch)
         waited_for = ledger.issued_steps == ledger.committed_steps
@@ -111,6 +117,7 @@ class Steps:
         A step that is with the trainer counts as done, so that prompts are read while it trains and not when it has
         committed, which is when everybody else has work.
         """
+        self.evaluations.look()
         ledger, now = self._scope.ledger, self._scope.ctx.now()
         job, step = self._scope.services.get("job"), ledger.issued_steps
         done = ledger.committed_steps + self._grants.all_sent
@@ -136,10 +143,14 @@ class Steps:
         self._end_if_never()
 
     def request_checkpoint(self) -> None:
-        """Have a checkpoint taken with the next commit, which is the last one if the job is stopping."""
+        """Have a checkpoint taken with the next commit, which is the last one if the job is stopping.
+
+        One that is stopped while its last version is evaluated has its checkpoint, and ends without.
+        """
         self._checkpoint_requested = self._scope.ledger.committed_steps
         self._next_known.set()
         self._end_if_never()
+        self._tell_end()
 
     def _end_if_never(self) -> None:
         """Tell a trainer that has opened a step which will never come: it must not wait for it."""
@@ -169,8 +180,8 @@ class Steps:
         for news in self._untold:
             self._scope.tell(self._scope.services["job"], news)
         self._untold.clear()
-        if self._scope.ledger.ended:
-            self._tell_stored()
+        self.evaluations.job_registered()
+        self._tell_end()
         self.ask_again()
 
     def ask_again(self) -> None:
@@ -178,6 +189,7 @@ class Steps:
         self._asked_batch = (-1, 0.0)
         if self._filter is not None:
             self._filter.ask_again()
+        self.evaluations.ask_again()
         self.need_batch()
 
     # ------------------------------------------------------------ the trainer
@@ -322,9 +334,17 @@ class Steps:
         kept = ledger.checkpoints[-scope.job.checkpoint.keep :]
         if len(kept) == scope.job.checkpoint.keep and kept[0][0] > ledger.floor:
             ledger.forget(kept[0][0])
-            self._journal.prune(kept[0][0])
+            beside = [ledger.batches[step].beside_step for step in ledger.evaluations]
+            self._journal.prune(min([kept[0][0], *beside]))
         scope.event("checkpoint_stored", step=news.step, path=news.path)
-        self._tell_stored()
+        if not news.final:
+            self._tell_stored()
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        """Tell the job that it is over, if it is."""
+        if self._scope.ledger.ended and (self._failed or not self.evaluations.end_is_open):
+            self._tell_stored()
 
     def _tell_stored(self) -> None:
         """Tell the job of the newest checkpoint."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from configs.checks.adapter_checks import check_adapter
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
+from configs.checks.evaluation_checks import check_evaluation
 from configs.checks.learning_checks import check_learning
 from configs.checks.model_checks import check_model, check_ranker_model
 from configs.checks.provider_checks import check_provider
@@ -48,6 +49,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_workers,
         _check_device,
         check_data,
+        check_evaluation,
         check_model,
         check_ranker_model,
     ]
@@ -131,6 +133,7 @@ def _check_cluster(job: JobConfig) -> list[Found]:
 
 
 def _check_packages(job: JobConfig) -> list[Found]:
+    held_out = job.evaluation.data
     needs = [
         ("rollout.engine", job.rollout.engine == "vllm", "vllm", "Run make vllm, or set rollout.engine to torch"),
         *(
@@ -138,6 +141,7 @@ def _check_packages(job: JobConfig) -> list[Found]:
             for where, reward in job.reward.each
         ),
         *(need for name, data in job.data.sources.items() for need in _needs_of(job.data.key_of(name), data)),
+        *(need for data in held_out.sources.values() for need in _needs_of("eval.data", data)),
         (
             "metrics.wandb_project",
             bool(job.metrics.wandb_project),

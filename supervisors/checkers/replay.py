@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from actors.ledger import events as ev
+from actors.protocol.evaluations import is_evaluation, name_of_batch
 from actors.protocol.tokens import FinishReason
 
 QUEUED, IN_FLIGHT, FINISHED, SCORED, GRANTED = "queued", "in flight", "finished", "scored", "granted"
-COMMITTED, DROPPED = "committed", "dropped"
+COMMITTED, DROPPED, EVALUATED = "committed", "dropped", "evaluated"
 UNSETTLED = (QUEUED, IN_FLIGHT, FINISHED, SCORED)
-SETTLED = (COMMITTED, DROPPED)
+SETTLED = (COMMITTED, DROPPED, EVALUATED)
 
 
 class Name(NamedTuple):
@@ -33,7 +34,7 @@ class Name(NamedTuple):
     sibling: int
 
     def __str__(self) -> str:
-        return f"step {self.step} prompt {self.prompt} sibling {self.sibling}"
+        return f"{name_of_batch(self.step)} prompt {self.prompt} sibling {self.sibling}"
 
 
 class Topic:
@@ -134,6 +135,7 @@ class Replay:
             ev.Paused: lambda _: None,
             ev.Stopping: lambda _: None,
             ev.WindowLearned: lambda _: None,
+            ev.Evaluated: self._evaluated,
             ev.Rewound: self._rewound,
         }
 
@@ -167,8 +169,9 @@ class Replay:
         """The samples of an event; none of a step that has been pruned, a complaint for what does not exist."""
         batch = self.batches.get(step)
         if batch is None:
-            if step >= self.pruned_below:
-                self._complain(Topic.STEP, f"{doing} names step {step}, whose batch was never issued", step=step)
+            if step >= self.pruned_below or (is_evaluation(step) and not self.pruned_below):
+                what = f"{doing} names {name_of_batch(step)}, whose batch was never issued"
+                self._complain(Topic.STEP, what, step=step)
             return []
         found: list[Sample] = []
         for row in rows:
@@ -362,6 +365,12 @@ class Replay:
                 sample.state = COMMITTED
             elif sample.state == GRANTED:
                 sample.state, sample.reason = DROPPED, "not named by the trainer's commit"
+
+    def _evaluated(self, event: ev.Evaluated) -> None:
+        batch = self.batches.get(event.step)
+        for sample in batch.samples if batch is not None else ():
+            if sample.state != DROPPED:
+                self._move(sample, (SCORED,), EVALUATED, "evaluated:")
 
     def _checkpointed(self, event: ev.Checkpointed) -> None:
         if event.step > self.committed_steps:

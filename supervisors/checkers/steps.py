@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actors.ledger import events as ev
+from actors.protocol.evaluations import is_evaluation
 from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.replay import Replay, Topic
 from supervisors.checkers.samples import complaints
@@ -39,6 +40,8 @@ def _prompts(history: History, replay: Replay) -> Iterator[Violation]:
     count, group = history.job.algorithm.prompts_per_step, history.job.algorithm.group_size
     filtered, end = history.job.algorithm.filter == "spread", -1
     for step, batch in replay.batches.items():
+        if is_evaluation(step):
+            continue
         expected = list(range(step * count, (step + 1) * count))
         if filtered:
             first = end if end >= 0 else batch.prompts[0]  # the steps before the first may have been pruned

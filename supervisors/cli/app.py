@@ -15,6 +15,7 @@ from supervisors.cli.check import check
 from supervisors.cli.console.command import console
 from supervisors.cli.ctl import ctl
 from supervisors.cli.doctor import doctor
+from supervisors.cli.evaluate import eval_
 from supervisors.cli.keys import keys
 from supervisors.cli.merge import merge
 from supervisors.cli.new import new
@@ -54,6 +55,7 @@ app.command(
 )(bench)
 for command in (keys, simulate, train_reward, merge, plot, samples, console):
     app.command()(command)
+app.command("eval")(eval_)
 
 
 @app.command(hidden=True)

@@ -147,9 +147,8 @@ class JobRun:
         if self._former is None:
             for message in said:
                 self._news.say(message=message)
-            self._news.say(
-                message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker"
-            )
+            beside = "reward worker" if job.only_evaluates else "trainer, weight server and reward worker"
+            self._news.say(message=f"starting {job.rollout.workers} rollout workers, {beside}")
             if warning := Room.of(self._nodes.present).warning(job, job.rollout.workers):
                 self._news.say(message=f"warning: {warning}")
         else:

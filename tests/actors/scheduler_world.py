@@ -126,7 +126,8 @@ class FakeWorker(Actor):
             self.ahead.append(order)
             return
         for work in order.work:
-            self.versions.append(work.step - self.version)
+            if work.step >= 0:
+                self.versions.append(work.step - self.version)
             for sample in work.samples:
                 self.assigned += 1
                 at = len(sample.generated)
@@ -194,6 +195,8 @@ class FakeRewards(Actor):
         self.delay_s = 0.005
         self.asked: list[tuple[int, int]] = []
         self.shown: list[ShowSamples] = []
+        self.held_out = 5
+        """Prompts of the evaluation."""
         self.answers: list[int] = []
         """Lengths of reference answers, if any. With them every step has the prompts of the first."""
 
@@ -220,7 +223,8 @@ class FakeRewards(Actor):
 
     @handles(ReadPrompts)
     async def read(self, question: ReadPrompts) -> PromptsRead:
-        last = min(question.start + question.count, self.prompts)
+        there = self.held_out if question.evaluation else self.prompts
+        last = min(question.start + question.count, there)
         prompts = [self.prompt(p) for p in range(question.start, last)]
         return PromptsRead(prompts=prompts, exhausted=last < question.start + question.count)
 

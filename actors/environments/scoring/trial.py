@@ -47,7 +47,7 @@ def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) ->
     warnings: list[str] = []
     for name, source in sources.items():
         for one in scorers.each:
-            examples = first_examples(job.data.sources[name], job.seed, source)  # anew: a verifier may change them
+            examples = first_examples(job.all_sources[name], job.seed, source)  # anew: a verifier may change them
             if not examples:
                 break  # no prompt at all: the job says so
             warning = _check_calls(one, examples) if one.config.function else ""

@@ -342,6 +342,7 @@ ON_DISK = {
     "opened": "epoch",
     "paused": "paused",
     "returned": "worker assignments reason blame crashed",
+    "evaluated": "step figures",
     "rewound": "step",
     "scored": "step rows rewards parts",
     "stopping": "stopping",
