@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import actors
-from actors.environments.errors import NoNumber, RewardError, ScorerBroken
+from actors.environments.errors import NoNumber, ScorerBroken
 from configs.limits import DEFAULT_LIMITS
+from transport.errors import HeadraceError
 
 _OURS: Final = tuple(f"{Path(folder).parent / name}/" for folder in actors.__path__ for name in ("actors", "configs"))
 _LIBRARIES: Final = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
@@ -18,7 +19,7 @@ _LIBRARIES: Final = ("site-packages", "dist-packages", sysconfig.get_path("stdli
 
 def described(error: BaseException) -> str:
     """The error in one line, and where in the user's code it came from: ``NameError: … (rewards.py:12)``."""
-    if isinstance(error, RewardError):
+    if isinstance(error, HeadraceError):
         return str(error)  # a sentence of ours
     text = " ".join(str(error).split())
     text = text if len(text) <= DEFAULT_LIMITS.error_text_chars else f"{text[: DEFAULT_LIMITS.error_text_chars]}…"
