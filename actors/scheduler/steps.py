@@ -286,4 +286,5 @@ def _batch_event(batch: IssueBatch) -> ev.BatchIssued:
         prompt_lengths=lengths,
         prompt_ids=ids,
         contexts=[p.context for p in batch.prompts],
+        episodes=batch.episodes,
     )
