@@ -63,12 +63,12 @@ def make_tiny_model(job: JobConfig, directory: Path, on_step: OnStep = lambda _:
         torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     if job.has_episodes:
-        rows, lesson, positions = open_source(job.data, job.seed, tasks=True), _games(job), job.episode_tokens
+        rows, lesson = open_source(job.data, job.seed, tasks=True), _games(job)
         tokenizer = make_chat_tokenizer(_texts(rows, lesson, job.seed))
     else:
         rows, lesson = open_source(job.data, job.seed) if not job.data.mix else _MixedRows(job), _answers(job)
-        tokenizer, positions = make_tokenizer(rows, job), job.data.max_prompt_tokens + job.rollout.max_tokens
-    model = make_model(job.model, tokenizer, positions)
+        tokenizer = make_tokenizer(rows, job)
+    model = make_model(job.model, tokenizer, positions=job.sequence_tokens)
     if lesson is not None:
         _warm_start(model, tokenizer, rows, job, on_step, lesson)
     model.save_pretrained(directory)
