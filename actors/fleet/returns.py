@@ -52,6 +52,8 @@ class Returns:
         self._recoveries = recoveries
         self._finished = finished
         self._settled = settled
+        self.waiting: Callable[[Rows], None] = lambda _: None
+        """Callback that gets the episodes, by step, whose turns are over."""
         self._unexplained = Unexplained(scope.ledger, scope.limits.ended_lives)
 
     def kept_back(self, step: int) -> np.ndarray:
@@ -65,6 +67,8 @@ class Returns:
                 worker.in_flight -= hand_outs
         if outcome.finished:
             self._finished(outcome.finished)
+        if outcome.waiting:
+            self.waiting(outcome.waiting)
         for step, rows in outcome.queued.items():
             self._drop_hopeless(self._scope.ledger.batches[step], rows, "it has moved too often")
         if outcome.ended:

@@ -2,7 +2,8 @@
 
     scheduler ──BeginEpisodes, AbandonEpisodes──▶ environment worker ──starts a child──▶ HTTP to the gateway
     environment worker ──RegisterEnvironment, EpisodeEnded──▶ scheduler
-    gateway ──GetEpisode, TakeTurn, CutTurn──▶ scheduler      gateway ──LeaseEpisode, EpisodeEnded──▶ scheduler (outside agents)
+    gateway ──GetEpisode, TakeTurn, CutTurn──▶ scheduler
+    gateway ──LeaseEpisode, EpisodeEnded──▶ scheduler, for agents outside
 
 Invariants
 - An episode is a sample: (step, prompt, sibling). ``attempt`` counts the lives of its environment, from 1; what is said
@@ -10,8 +11,8 @@ Invariants
 - Its row in the ledger is append-only, but for cuts, which are events and are counted. ``versions`` marks each token:
   ≥ 0 the policy version that sampled it; ENVIRONMENT a token of the environment; FRESH the first one of a fresh
   context. The row of an episode begins with FRESH: its prompt is empty, and the first context says what is asked.
-- Every question here may be repeated: TakeTurn at one offset with the same tokens is one turn, joined while it runs, and
-  answered from the ledger afterwards; EpisodeEnded counts once.
+- Every question here may be repeated: TakeTurn at one offset with the same tokens is one turn, joined while it runs,
+  and answered from the ledger afterwards; EpisodeEnded counts once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,16 @@ ENVIRONMENT: Final = -1
 """Mark of a token that the environment has written, in place of a policy version."""
 FRESH: Final = -2
 """Mark of the first token of a fresh context, which the environment has written too."""
+
+
+class EpisodeLimits(msgspec.Struct, frozen=True, array_like=True):
+    """They bound each episode of a batch; ``SamplingParams.max_tokens`` bounds the model's tokens of all its turns."""
+
+    turns_max: int
+    turn_tokens: int
+    """Tokens that the model may say in a turn, at most."""
+    episode_tokens: int
+    """Tokens of a row, at most: of model and environment, in all contexts."""
 
 
 class EpisodeName(msgspec.Struct, frozen=True, array_like=True):

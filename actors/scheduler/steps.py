@@ -30,7 +30,7 @@ from actors.scheduler.examples import Examples
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 
-_TO_GENERATE: Final = (SampleState.QUEUED, *IN_FLIGHT)
+_TO_GENERATE: Final = (SampleState.QUEUED, *IN_FLIGHT, SampleState.WAITING)
 
 
 class Steps:
