@@ -23,6 +23,7 @@ from actors.core.errors import AskError, RemoteError
 from actors.core.patience import Patience
 from actors.core.ref import ActorRef
 from actors.protocol.batches import BatchIssued, DataEnded, IssueBatch, Prompt
+from actors.protocol.episodes import EpisodeLimits
 from actors.protocol.failures import Acknowledged
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.protocol.services import LookupService, ServiceFound
@@ -140,6 +141,7 @@ class Issuing:
             group_size=self._config.algorithm.group_size,
             sampling=self._sampling,
             prompts=[Prompt(p.prompt, p.token_ids, p.context, p.answer_tokens) for p in prompts],
+            episodes=_episodes(self._config),
         )
 
     async def _unreadable(self, step: int, error: HeadraceError) -> None:
@@ -199,6 +201,14 @@ class Issuing:
             )
             message = f"prompts passed over: {passed:,} of {read.seen:,} rows looked at so far ({why})"
             self._owner.event("prompts_passed_over", message, passed=passed, seen=read.seen, rows=read.rows, why=why)
+
+
+def _episodes(job: JobConfig) -> EpisodeLimits | None:
+    """What bounds the episodes of ``job``, if it has such."""
+    if not job.has_episodes:
+        return None
+    turn_tokens = min(job.environment.turn_tokens or job.rollout.max_tokens, job.rollout.max_tokens)
+    return EpisodeLimits(job.environment.turns_max, turn_tokens, job.episode_tokens)
 
 
 def _progress(read: PromptsRead, found: int, count: int) -> str:
