@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from actors.ledger.batch import SampleState, StepBatch
-from actors.ledger.episode_entry import whole_turns
 from actors.protocol.episodes import ENVIRONMENT, FRESH, TakeTurn
+from actors.protocol.marks import turn_starts, whole_turns
 from actors.protocol.tokens import FinishReason
 
 
@@ -76,7 +76,7 @@ class EpisodeRow:
     @property
     def turns_left(self) -> int:
         """Turns that the model may still take, behind the last whole one."""
-        return self._bounds.turns_max - _turns(self.marks[: self.whole])
+        return self._bounds.turns_max - len(turn_starts(self.marks[: self.whole]))
 
     def record(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, log-probabilities and marks up to the last whole turn, copied."""
@@ -104,7 +104,7 @@ class EpisodeRow:
         room = min(
             self._batch.sampling.max_tokens - said, self._batch.width - end, self._bounds.turn_tokens, ask.turn_tokens
         )
-        if room < 1 or _turns(before) >= self._bounds.turns_max:
+        if room < 1 or len(turn_starts(before)) >= self._bounds.turns_max:
             return SPENT
         return NextTurn(end + room, cut=ask.offset < length)
 
@@ -145,8 +145,3 @@ class EpisodeRow:
             return offset < len(self.marks) and self.marks[offset] == FRESH
         return offset == len(self.marks) or self.marks[offset] < 0
 
-
-def _turns(marks: np.ndarray) -> int:
-    """Turns of the model in a row with these marks."""
-    said = marks >= 0
-    return int(np.count_nonzero(said[1:] & ~said[:-1])) + int(len(said) > 0 and bool(said[0]))
