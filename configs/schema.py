@@ -319,6 +319,11 @@ class JobConfig(Section):
         return self.environment.episode_tokens or 4 * self.rollout.max_tokens
 
     @property
+    def sequence_tokens(self) -> int:
+        """Tokens of the longest sequence that the models read: prompt and response, or an episode in one context."""
+        return self.episode_tokens if self.has_episodes else self.data.max_prompt_tokens + self.rollout.max_tokens
+
+    @property
     def scores_early(self) -> bool:
         """Reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only."""
         with_kl = self.algorithm.kl_coefficient > 0

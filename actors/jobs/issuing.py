@@ -141,7 +141,7 @@ class Issuing:
             group_size=self._config.algorithm.group_size,
             sampling=self._sampling,
             prompts=[Prompt(p.prompt, p.token_ids, p.context, p.answer_tokens) for p in prompts],
-            episodes=_episodes(self._config),
+            episodes=_episode_limits(self._config),
         )
 
     async def _unreadable(self, step: int, error: HeadraceError) -> None:
@@ -203,12 +203,11 @@ class Issuing:
             self._owner.event("prompts_passed_over", message, passed=passed, seen=read.seen, rows=read.rows, why=why)
 
 
-def _episodes(job: JobConfig) -> EpisodeLimits | None:
-    """What bounds the episodes of ``job``, if it has such."""
-    if not job.has_episodes:
+def _episode_limits(config: JobConfig) -> EpisodeLimits | None:
+    if not config.has_episodes:
         return None
-    turn_tokens = min(job.environment.turn_tokens or job.rollout.max_tokens, job.rollout.max_tokens)
-    return EpisodeLimits(job.environment.turns_max, turn_tokens, job.episode_tokens)
+    environment, most = config.environment, config.rollout.max_tokens
+    return EpisodeLimits(environment.turns_max, environment.turn_tokens or most, config.episode_tokens)
 
 
 def _progress(read: PromptsRead, found: int, count: int) -> str:

@@ -24,6 +24,7 @@ from actors.ledger.batch import IN_FLIGHT, SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.outcome import Counters, Outcome, let_wait
 from actors.protocol.episodes import ENVIRONMENT, FRESH, EpisodeLimits
+from actors.protocol.marks import turn_starts, whole_turns
 
 S = SampleState
 _LIVE = (S.QUEUED, *IN_FLIGHT, S.WAITING)
@@ -110,21 +111,6 @@ class EpisodeEntry:
         self._books.counters.tokens_discarded += int(np.count_nonzero(marks[length:] >= 0))
         batch.length[row] = length
         batch.turns[row] = len(turn_starts(marks[:length]))
-
-
-def turn_starts(marks: np.ndarray) -> np.ndarray:
-    """int64[k] positions at which the model begins to speak, in a row with these marks."""
-    said = marks >= 0
-    return np.flatnonzero(said & ~np.append(False, said[:-1])) if len(marks) else np.empty(0, np.int64)
-
-
-def whole_turns(marks: np.ndarray, *, under_way: bool) -> int:
-    """Where the last whole turn ends in a row with these marks; ``under_way``: the turn that is due is not over."""
-    end = len(marks)
-    if under_way and end and marks[-1] >= 0:
-        end = int(turn_starts(marks)[-1])
-    said = np.flatnonzero(marks[:end] >= 0)
-    return int(said[-1]) + 1 if len(said) else 0
 
 
 def _limits_of(batch: StepBatch) -> EpisodeLimits:

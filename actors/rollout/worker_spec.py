@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from actors.rollout.engine import EngineSpec
-from configs.model_files import prompt_tokens_max
+from configs.model_files import context_tokens_max
 from configs.schema import JobConfig
 
 
@@ -22,7 +22,7 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
         dtype=job.model.dtype,
         device=rollout.device,
         max_running=rollout.max_running,
-        max_context_tokens=prompt_tokens_max(job, Path(model_path)) + rollout.max_tokens,
+        max_context_tokens=context_tokens_max(job, Path(model_path)),
         threads=rollout.threads or _threads(job),
         seed=job.seed,
         prefix_cache_bytes=job.limits.prefix_cache_bytes,

@@ -60,7 +60,7 @@ def make_tiny_model(job: JobConfig, directory: Path, on_step: OnStep = lambda _:
     torch.manual_seed(job.seed)
     rows = open_source(job.data, job.seed) if not job.data.mix else _MixedRows(job)
     tokenizer = make_tokenizer(rows, job)
-    model = make_model(job.model, tokenizer, positions=job.data.max_prompt_tokens + job.rollout.max_tokens)
+    model = make_model(job.model, tokenizer, positions=job.sequence_tokens)
     _warm_start(model, tokenizer, rows, job, on_step)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -11,10 +11,10 @@ import pytest
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState
 from actors.ledger.committed import committed_rows
-from actors.ledger.episode_entry import turn_starts, whole_turns
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger import Ledger
 from actors.protocol.episodes import EpisodeLimits
+from actors.protocol.marks import RowContext, contexts, turn_starts, whole_turns
 from actors.protocol.tokens import FinishReason
 from tests.actors.ledger import episode_events as ee
 
@@ -279,9 +279,12 @@ def test_a_committed_episode_is_put_down_with_the_versions_of_the_model() -> Non
     assert ee.text_of(ledger, 0) == "|xA!yB!", "the archive keeps the marks"
 
 
-def test_turns_are_found_by_their_marks() -> None:
+def test_turns_and_contexts_are_found_by_their_marks() -> None:
     marks = np.array([-2, -1, 0, 0, -1, 1, -2, 1, 1])
     assert turn_starts(marks).tolist() == [2, 5, 7] and not len(turn_starts(marks[:0]))
     assert whole_turns(marks, under_way=False) == 9 and whole_turns(marks, under_way=True) == 6
     assert whole_turns(marks[:7], under_way=True) == 6 and whole_turns(marks[:2], under_way=False) == 0
     assert whole_turns(marks[:0], under_way=True) == 0
+    assert contexts(marks) == [RowContext(0, 2, 6), RowContext(6, 7, 9)] and not contexts(marks[:0])
+    assert contexts(marks[:7]) == [RowContext(0, 2, 6), RowContext(6, 7, 7)]
+    assert contexts(np.array([-2, -2, 4])) == [RowContext(0, 1, 1), RowContext(1, 2, 3)]
