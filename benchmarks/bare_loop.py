@@ -31,11 +31,11 @@ from actors.jobs.stop_tokens import stop_token_ids
 from actors.rollout.engines.torch.branches import one_slot_each, rearranged
 from actors.rollout.engines.torch.decoder import make_decoder
 from actors.rollout.engines.torch.model_loading import load_model as load_for_generation
-from actors.trainer.algorithms import Algorithm, algorithm_named
-from actors.trainer.algorithms.rule import BatchShape
-from actors.trainer.backend import BackendSpec, LossSpec
+from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.torch.replicas import Replicas
 from actors.trainer.batching import TrainSample, cut
+from actors.trainer.rules import LearningRule, StepShape
+from actors.trainer.setup import loss_spec
 from configs.loader import load_job
 from configs.schema import JobConfig
 
@@ -143,15 +143,12 @@ class Learner:
             raise ValueError(
                 "algorithm.kl_coefficient, model.dtype, trainer.warmup_steps: the bare loop has none of these"
             )
+        if algorithm.needs_whole_step:
+            raise ValueError("algorithm: the bare loop has one update a step, and whitens nothing")
         self._replicas = Replicas(BackendSpec(model_path=model_path, threads=threads, replicas=threads))
         self.model, self._flat = self._replicas.model, self._replicas.parameters
-        self._algorithm: Algorithm = algorithm_named(algorithm.name)
-        self._loss = LossSpec(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            importance_cap=algorithm.importance_cap,
-            temperature=job.rollout.temperature,
-        )
+        self._rule = LearningRule(algorithm, job.rollout.max_tokens)
+        self._loss = loss_spec(job)
         self._budget, self._max_norm, self._max_tokens = (
             trainer.micro_batch_tokens,
             trainer.max_grad_norm,
@@ -170,12 +167,12 @@ class Learner:
         samples = self._samples(prompts, group, responses, rewards)
         for batch in cut(samples, budget_tokens=self._budget, keep_zero=False):
             self._replicas.accumulate(batch, self._loss)
-        shape = BatchShape(
+        shape = StepShape(
             samples=len(rewards),
             response_tokens=int(responses.lengths.sum()),
             max_response_tokens=self._max_tokens,
         )
-        weight = self._algorithm.normaliser(shape)
+        weight = self._rule.normaliser(shape)
         self._flat.gather_gradients()
         norm = float(torch.linalg.vector_norm(self._flat.grad)) / weight
         self._flat.grad.mul_(min(1.0, self._max_norm / (norm + 1e-6)) / weight)
@@ -189,7 +186,9 @@ class Learner:
         fresh = np.zeros(self._max_tokens, dtype=np.bool_)
         for prompt, ids in enumerate(prompts):
             first = prompt * group
-            for sibling, advantage in enumerate(self._algorithm.advantages(rewards[first : first + group])):
+            siblings = slice(first, first + group)
+            advantages = self._rule.advantages(rewards[siblings], responses.lengths[siblings])
+            for sibling, advantage in enumerate(advantages):
                 row, length = first + sibling, int(responses.lengths[first + sibling])
                 samples.append(
                     TrainSample(
@@ -200,6 +199,7 @@ class Learner:
                         logprobs=responses.logprobs[row, :length],
                         stale=fresh[:length],
                         advantage=float(advantage),
+                        weight=self._rule.token_weight(length),
                     )
                 )
         return samples

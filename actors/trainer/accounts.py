@@ -9,8 +9,9 @@ import numpy as np
 
 from actors.protocol.groups import GroupGrant
 from actors.trainer.advantages import is_degenerate
-from actors.trainer.algorithms import BatchShape
 from actors.trainer.backend import MicroBatchStats, StepResult
+from actors.trainer.batching import model_tokens
+from actors.trainer.rules import StepShape
 
 
 class StepAccounts:
@@ -19,8 +20,11 @@ class StepAccounts:
     def __init__(self) -> None:
         self.micro_batches = 0
         self.tokens = 0
-        self.loss = 0.0
-        self.clipped = self.kl = self.entropy = self.mismatch = 0.0
+        self._loss_sum = 0.0
+        """Of the update that is under way."""
+        self._losses: list[float] = []
+        """Mean losses of the updates in the first pass."""
+        self.clipped = self.cut = self.kl = self.entropy = self.mismatch = 0.0
         self.passed_tokens = 0
         """Tokens of all passes over the step, to which alone what is clipped, and the critic's loss, belong."""
         self.value_loss = self.value_clipped = self.passed_weight = 0.0
@@ -33,18 +37,24 @@ class StepAccounts:
         self.passed_tokens += stats.tokens
         self.passed_weight += stats.weight
         self.clipped += stats.clipped_sum
+        self.cut += stats.cut_sum
         self.value_loss += stats.value_loss_sum
         self.value_clipped += stats.value_clipped_sum
         if again:
             return
         self.tokens += stats.tokens
-        self.loss += stats.loss_sum
+        self._loss_sum += stats.loss_sum
         self.kl += stats.kl_sum
         self.entropy += stats.entropy_sum
         self.mismatch += stats.mismatch_sum
 
+    def updated(self, weight: float) -> None:
+        """The optimizer has stepped on what was added; its sums were divided by ``weight``."""
+        self._losses.append(self._loss_sum / weight)
+        self._loss_sum = 0.0
+
     def metrics(
-        self, groups: Iterable[GroupGrant], result: StepResult, *, step: int, weight: float, seconds: float
+        self, groups: Iterable[GroupGrant], result: StepResult, *, step: int, seconds: float
     ) -> dict[str, float]:
         """The step's row. Per-token means are over computed tokens, response lengths and rewards over all samples;
         a mean of nothing is NaN.
@@ -56,11 +66,12 @@ class StepAccounts:
         tokens = max(1, self.tokens)
         return {
             "seconds": seconds,
-            "loss": self.loss / weight,
+            "loss": sum(self._losses) / max(1, len(self._losses)),
             "grad_norm": result.grad_norm,
             "learning_rate": result.learning_rate,
             "update_skipped": float(result.skipped),
             "clip_fraction": self.clipped / max(1, self.passed_tokens),
+            "correction_cut_fraction": self.cut / max(1, self.passed_tokens),
             "kl": self.kl / tokens,
             "entropy": self.entropy / tokens,
             "engine_mismatch": self.mismatch / tokens,
@@ -79,21 +90,20 @@ class StepAccounts:
         }
 
     def critic_metrics(self, result: StepResult) -> dict[str, float]:
-        """Further columns of a step with a critic. Nobody compares rewards there, so equal ones teach too."""
+        """Further columns of a step with a critic."""
         return {
             "value_loss": self.value_loss / max(1.0, self.passed_weight),
             "value_clip_fraction": self.value_clipped / max(1, self.passed_tokens),
             "critic_grad_norm": math.nan if result.critic_grad_norm is None else result.critic_grad_norm,
-            "degenerate_fraction": 0.0,
         }
 
 
-def batch_shape(groups: Iterable[GroupGrant], *, max_response_tokens: int) -> BatchShape:
-    """The size of the whole step, groups that teach nothing included."""
+def shape_of(groups: Iterable[GroupGrant], max_response_tokens: int) -> StepShape:
+    """The size of one update, groups that teach nothing included."""
     granted = list(groups)
-    return BatchShape(
+    return StepShape(
         samples=sum(group.siblings.size for group in granted),
-        response_tokens=int(sum(group.lengths.sum() for group in granted)),
+        response_tokens=int(sum(model_tokens(group).sum() for group in granted)),
         max_response_tokens=max_response_tokens,
     )
 

@@ -22,7 +22,7 @@ def is_degenerate(rewards: np.ndarray) -> bool:
 
 
 def scores(rewards: np.ndarray) -> np.ndarray:
-    """The rewards as they are, of rules that compare no siblings."""
+    """The rewards as they are, of rules that compare no siblings (PPO, REINFORCE++)."""
     return _checked(rewards)
 
 
@@ -40,7 +40,8 @@ def group_normalised(rewards: np.ndarray) -> np.ndarray:
 def centred(rewards: np.ndarray) -> np.ndarray:
     """The reward minus the mean, without the division that favours groups of small spread.
 
-    Source: Dr. GRPO, Liu et al. 2025 (Understanding R1-Zero-like training), section 3.2.
+    Source: Dr. GRPO, Liu et al. 2025 (Understanding R1-Zero-like training), section 3.2; REINFORCE++-baseline, Hu et
+    al. 2025 (REINFORCE++), which whitens the result over the step.
     """
     checked = _checked(rewards)
     return np.zeros_like(checked) if is_degenerate(checked) else checked - checked.mean()
@@ -55,6 +56,14 @@ def leave_one_out(rewards: np.ndarray) -> np.ndarray:
     if is_degenerate(checked):
         return np.zeros_like(checked)
     return checked - (checked.sum() - checked) / (checked.size - 1)
+
+
+def overlong_penalties(lengths: np.ndarray, *, limit: int, buffer: int) -> np.ndarray:
+    """float64[g]: min(0, -(length - (limit - buffer)) / buffer), which is -1 at the limit. ``lengths`` int[g].
+
+    Source: soft overlong punishment of DAPO, Yu et al. 2025, equation 13.
+    """
+    return np.minimum(0.0, (limit - buffer - lengths.astype(np.float64)) / buffer)
 
 
 def _checked(rewards: np.ndarray) -> np.ndarray:

@@ -9,7 +9,9 @@ Always true
   are given) or all that is missing: a trainer that lags behind finds more and computes it together.
 - Prompts that were dropped never come, and prompts outside the expected range may: both are settled when
   ``StepGranted`` says that nothing more will come.
-- Samples of advantage 0 are counted but not computed, unless a KL term, or a critic, gives them a gradient.
+- Samples of advantage 0 are counted but not computed, unless something else gives them a gradient.
+- Tokens of an environment, whose version is below 0, stand in the input; nothing is learned from them, and they count
+  in no length and in no mean.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.protocol.groups import GrantGroups, GroupGrant
-from actors.trainer.algorithms import Algorithm
 from actors.trainer.backend import MicroBatch
 from actors.trainer.consumption import Consumption
 from actors.trainer.errors import BadGrant
+from actors.trainer.rules import LearningRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +39,25 @@ class TrainSample:
     logprobs: np.ndarray  # float32[r]
     stale: np.ndarray  # bool[r]
     advantage: float | np.ndarray
-    """One for all tokens, or float32[r]. With a critic it is the score until that has been asked (``ppo``)."""
+    """One for all tokens, or float32[r]. Of rules that whiten it is the score at first (``step_estimates``)."""
+    mask: np.ndarray | None = None
+    """bool[r]: tokens of the model, from which alone is learned; None: all."""
+    weight: float = 1.0
+    """Weight of each of these tokens in the loss."""
     reference_logprobs: np.ndarray | None = None  # float32[r]
+    old_logprobs: np.ndarray | None = None
+    """float32[r]: of the policy, under the weights before the step."""
     old_values: np.ndarray | None = None  # float32[r]
     returns: np.ndarray | None = None  # float32[r]
 
     @property
     def length(self) -> int:
         return self.prompt_ids.size + self.tokens.size
+
+    @property
+    def model_tokens(self) -> int:
+        """Tokens that are learned from."""
+        return self.tokens.size if self.mask is None else int(np.count_nonzero(self.mask))
 
 
 def split(message: GrantGroups) -> list[GroupGrant]:
@@ -55,25 +68,28 @@ def split(message: GrantGroups) -> list[GroupGrant]:
         raise BadGrant(str(error)) from error
 
 
-def group_samples(group: GroupGrant, algorithm: Algorithm, *, max_staleness: int) -> list[TrainSample]:
+def group_samples(group: GroupGrant, rule: LearningRule, *, max_staleness: int) -> list[TrainSample]:
     """The samples of one granted group, in sibling order.
 
     Raises:
         BadGrant: the columns do not fit together, or a token is of a version older than ``max_staleness`` allows.
     """
     check_group(group)
-    oldest = int(group.versions.min(initial=group.step))
+    mask = group.versions >= 0
+    oldest = int(group.versions[mask].min(initial=group.step))
     if oldest < group.step - max_staleness:
         raise BadGrant(
             f"group of step {group.step}, prompt {group.prompt}: versions has {oldest}, expected {max_staleness} "
             f"fewer than the step at most (sync.max_staleness); the scheduler let a worker of that version generate it"
         )
-    advantages = algorithm.advantages(group.rewards).tolist()
+    lengths = model_tokens(group)
+    advantages = rule.advantages(group.rewards, lengths).tolist()
     ends = np.cumsum(group.lengths).tolist()
     stale = group.versions < group.step
     samples: list[TrainSample] = []
     start = 0
-    for sibling, end, advantage in zip(group.siblings.tolist(), ends, advantages, strict=True):
+    rows = zip(group.siblings.tolist(), ends, advantages, lengths.tolist(), strict=True)
+    for sibling, end, advantage, length in rows:
         samples.append(
             TrainSample(
                 prompt=group.prompt,
@@ -83,10 +99,19 @@ def group_samples(group: GroupGrant, algorithm: Algorithm, *, max_staleness: int
                 logprobs=group.logprobs[start:end],
                 stale=stale[start:end],
                 advantage=advantage,
+                mask=None if length == end - start else mask[start:end],
+                weight=rule.token_weight(length),
             )
         )
         start = end
     return sorted(samples, key=lambda sample: sample.sibling)
+
+
+def model_tokens(group: GroupGrant) -> np.ndarray:
+    """int64[g]: tokens of the model in each response."""
+    ends = np.cumsum(group.lengths, dtype=np.int64)
+    counted = np.concatenate([[0], np.cumsum(group.versions >= 0)])
+    return counted[ends] - counted[ends - group.lengths]
 
 
 def check_group(group: GroupGrant) -> None:
@@ -109,7 +134,7 @@ def check_group(group: GroupGrant) -> None:
 
 def cut(samples: Iterable[TrainSample], *, budget_tokens: int, keep_zero: bool) -> list[MicroBatch]:
     """The micro-batches of ``portions``, without samples that have no response, or advantage 0 unless ``keep_zero``."""
-    useful = [s for s in samples if s.tokens.size and (keep_zero or np.any(s.advantage))]
+    useful = [s for s in samples if s.model_tokens and (keep_zero or np.any(s.advantage))]
     return [pad(part) for part in portions(useful, budget_tokens=budget_tokens)]
 
 
@@ -140,9 +165,9 @@ def portions(samples: Iterable[TrainSample], *, budget_tokens: int) -> list[list
 
 
 def pad(samples: Sequence[TrainSample]) -> MicroBatch:
-    """One micro-batch of these samples, in this order, as wide as the longest. Every response token weighs 1.
+    """One micro-batch of these samples, in this order, as wide as the longest.
 
-    With the reference model's log-probabilities, values and returns if all of them have theirs.
+    With old log-probabilities, those of the reference model, values and returns if all of them have theirs.
     """
     lengths = np.array([s.length for s in samples], dtype=np.int32)
     prompt_lengths = np.array([s.prompt_ids.size for s in samples], dtype=np.int32)
@@ -156,7 +181,7 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
         input_ids[row, p:end] = sample.tokens
         behaviour[row, p:end] = sample.logprobs
         advantages[row, p:end] = sample.advantage
-        weight[row, p:end] = 1.0
+        weight[row, p:end] = sample.weight if sample.mask is None else sample.weight * sample.mask
         stale[row, p:end] = sample.stale
 
     def column(name: str) -> np.ndarray | None:
@@ -171,6 +196,7 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
         loss_weight=weight,
         stale=stale,
         reference_logprobs=column("reference_logprobs"),
+        old_logprobs=column("old_logprobs"),
         old_values=column("old_values"),
         returns=column("returns"),
     )

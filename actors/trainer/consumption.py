@@ -6,9 +6,9 @@
     one_step_barrier   once; the scheduler sends nothing earlier            bit for bit the same, given the samples
     dynamic            what has arrived, once it holds enough tokens        the same but for rounding
     async              what has arrived, once it is enough prompts          the same but for rounding
-    any, with ppo      once, when nothing more will come                    bit for bit the same, given the samples;
-                                                                            in async with ``trainer.score_early`` but
-                                                                            for rounding of the KL in the rewards
+    any, with a rule   once, when nothing more will come                    bit for bit the same, given the samples;
+    that whitens, or                                                        in async with ``trainer.score_early`` but
+    several updates                                                         for rounding of the KL
 
 In all of them a step is exactly its samples: the plan decides what is computed together, never what is learned from.
 """
@@ -33,13 +33,14 @@ class Consumption:
     saturation_tokens: int = 0
     """Not in order: this many tokens are enough for a window, instead of ``window_prompts`` groups; 0: groups count."""
     is_whole: bool = False
-    """The only window is the step, prompts that nobody expected included: advantages are whitened over all of it."""
+    """The only window is the step, prompts that nobody expected included: advantages are whitened over all of it, or it
+    is cut into minibatches."""
 
 
 def consumption(job: JobConfig, tokens_before: int) -> Consumption:
     """The plan of the next step. ``tokens_before``: prompt and response tokens of the step before it, 0 if unknown."""
     mode, configured, whole = job.sync.mode, job.trainer.window_prompts, job.algorithm.prompts_per_step
-    if job.algorithm.name == "ppo":
+    if job.algorithm.needs_whole_step:
         return Consumption(whole, in_order=True, is_whole=True)
     chunk = configured or -(-whole // CHUNKS)
     if mode == "async":

@@ -9,6 +9,7 @@ HeadraceError
     ├── CheckpointAstray     checkpoints and journal are of different times; put one back, do not retry
     ├── GrantChanged         a restarted scheduler grants other tokens than were trained; start from a checkpoint
     ├── EngineDisagrees      the engine samples another policy than is trained; another engine may not, do not retry
+    ├── OwnFunctionFailed    a loss or an advantage of the user's own raised, or gave what fits nothing; do not retry
     ├── TrainingDiverged     non-finite gradients step after step; do not retry
     ├── BackendClosed        our bug: a call outside start … close
     ├── StateParked          our bug: a call on a backend whose state has been handed over; resume it first
@@ -73,6 +74,15 @@ class GrantChanged(TrainerError):
 
 class EngineDisagrees(TrainerError):
     """Engine and trainer are further apart on the same tokens than rounding explains. Retrying cannot help."""
+
+    permanent = True
+
+
+class OwnFunctionFailed(TrainerError):
+    """A function that the job file names cannot be imported, raised, or returned what is no loss or no advantage.
+
+    The user's fault; the message says where in their code. Retrying cannot help.
+    """
 
     permanent = True
 

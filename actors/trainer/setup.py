@@ -49,7 +49,7 @@ def backend_of(args: RoleArgs, job: JobConfig) -> TrainBackend:
 
 def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
     """What the backend is told at its start. A training service chooses what the job leaves to it: device, threads."""
-    trainer, updates, shares = job.trainer, job.algorithm.epochs, args.service is not None
+    trainer, updates, shares = job.trainer, job.algorithm.updates, args.service is not None
     threads = trainer.threads if shares else resolve_threads(job, Path(args.model_path))
     return BackendSpec(
         model_path=Path(args.model_path),
@@ -73,12 +73,12 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
 
 def critic_spec(args: RoleArgs, job: JobConfig) -> CriticSpec | None:
     """The critic of a job that has one."""
-    if job.algorithm.name != "ppo":
+    if not job.algorithm.has_critic:
         return None
     return CriticSpec(
         model_path=Path(job.critic.path or args.model_path).expanduser(),
         learning_rate=job.critic.lr,
-        warmup_steps=job.critic.warmup_steps * job.algorithm.epochs,
+        warmup_steps=job.critic.warmup_steps * job.algorithm.updates,
     )
 
 
@@ -122,10 +122,17 @@ def loss_spec(job: JobConfig) -> LossSpec:
     """The policy loss of the job."""
     algorithm = job.algorithm
     return LossSpec(
+        surrogate=algorithm.surrogate,
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
-        kl_coefficient=0.0 if algorithm.name == "ppo" else algorithm.kl_coefficient,  # there it is in the rewards
+        correction=algorithm.correction,
         importance_cap=algorithm.importance_cap,
+        importance_floor=algorithm.importance_floor,
+        kl_coefficient=0.0 if algorithm.kl_in_rewards else algorithm.kl_coefficient,
+        kl_kind=algorithm.kl_kind,
+        kl_unbiased=algorithm.kl_unbiased,
+        entropy_coefficient=algorithm.entropy_coefficient,
         temperature=job.rollout.temperature,
         value_clip=job.critic.value_clip,
+        function=algorithm.loss or "",
     )

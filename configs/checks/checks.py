@@ -14,6 +14,7 @@ from pathlib import Path
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
 from configs.checks.episode_checks import check_episodes
+from configs.checks.learning_checks import check_learning
 from configs.checks.model_checks import check_model, check_ranker_model
 from configs.checks.provider_checks import check_provider
 from configs.checks.reward_checks import check_reward
@@ -37,6 +38,7 @@ def check_job(job: JobConfig) -> list[Found]:
     checks: list[Callable[[JobConfig], list[Found]]] = [
         _check_consistency,
         _check_text_forms,
+        check_learning,
         check_critic,
         check_episodes,
         _check_cluster,

@@ -1,60 +1,36 @@
-"""What the schema cannot see of PPO: keys without a critic, modes that stream, and models that are no critic."""
+"""What the schema cannot see of a critic: keys without one, and models that are none."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
+from configs.checks.learning_checks import is_set
 from configs.checks.model_files import problem_of
 from configs.checks.reward_checks import labels_of
 from configs.model_files import ModelFileBroken, read_model_file, text_config
 from configs.schema import JobConfig
-
-_OF_PPO: Final = ("gamma", "gae_lambda", "epochs")
-_STREAMING: Final = ("minibatch", "dynamic")
 
 Found = tuple[str, str, str]
 """(field, what is wrong, what to do)."""
 
 
 def check_critic(job: JobConfig) -> list[Found]:
-    """Problems of ``critic``, and of what only PPO allows or forbids."""
-    return _check_ppo(job) if job.algorithm.name == "ppo" else _check_without(job)
+    """Problems of ``critic``."""
+    return _check_ppo(job) if job.algorithm.has_critic else _check_without(job)
 
 
 def _check_without(job: JobConfig) -> list[Found]:
-    name = job.algorithm.name
-    given = [f"algorithm.{key}" for key in _OF_PPO if _is_set(job.algorithm, key)]
-    given += [f"critic.{key}" for key in type(job.critic).model_fields if _is_set(job.critic, key)]
-    fix = "Set algorithm.name to ppo, or remove it"
-    found = [(key, f"is set, but algorithm.name is {name}, which has no critic", fix) for key in given]
-    if job.algorithm.group_size < job.algorithm.siblings_min:
-        wrong = f"1, but {name} compares the samples of a prompt with each other"
-        found.append(("algorithm.group_size", wrong, "Set it to 2 or more, or algorithm.name to ppo"))
-    return found
-
-
-def _is_set(section: Any, key: str) -> bool:
-    return getattr(section, key) != type(section).model_fields[key].default
+    wrong = f"is set, but algorithm.name is {job.algorithm.name}, which has no critic"
+    given = [f"critic.{key}" for key in type(job.critic).model_fields if is_set(job.critic, key)]
+    return [(key, wrong, "Set algorithm.name to ppo, or remove it") for key in given]
 
 
 def _check_ppo(job: JobConfig) -> list[Found]:
     found: list[Found] = []
-    if job.sync.mode in _STREAMING:
-        wrong = f"{job.sync.mode} trains a part of a step before the rest is there, and ppo whitens advantages over all"
-        found.append(("sync.mode", wrong, "Set it to sync, one_step_barrier or async"))
-    if job.trainer.window_prompts:
-        wrong = "is set, but the window of ppo is the whole step: advantages are whitened over it"
-        found.append(("trainer.window_prompts", wrong, "Remove it"))
-    if job.trainer.service is not None and job.algorithm.epochs > 1:
-        wrong = f"{job.algorithm.epochs} with trainer.service is not built: a burst of a service holds one update"
-        found.append(("algorithm.epochs", wrong, "Set it to 1, or remove trainer.service"))
     if job.critic.warmup_steps >= job.steps:
         wrong = f"{job.critic.warmup_steps} leaves none of the {job.steps} steps to the policy"
         found.append(("critic.warmup_steps", wrong, "Lower it"))
-    if job.rollout.length_ranking == "siblings" and job.algorithm.group_size == 1:
-        wrong = "siblings, but algorithm.group_size is 1, so no sample has any"
-        found.append(("rollout.length_ranking", wrong, "Set it to history or learned"))
     return [*found, *_check_path(job), *_check_reward(job)]
 
 

@@ -334,7 +334,7 @@ def trained_bytes(job: JobConfig, model_path: Path, services: list[ServiceConfig
         replicas_of(model_path, backend=service.backend, device=_without_torch(service.device), threads=service.threads)
         for service in services
     ]
-    models = [model_path, *([Path(job.critic.path or model_path)] if job.algorithm.name == "ppo" else [])]
+    models = [model_path, *([Path(job.critic.path or model_path)] if job.algorithm.has_critic else [])]
     return sum(state_bytes(path, dtype=job.model.dtype, replicas=max(replicas, default=1)) for path in models)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from configs.checks.critic_checks import check_critic, why_no_critic
+from configs.checks.learning_checks import check_learning
 from tests.smallest_job import smallest_job
 
 
@@ -30,7 +31,8 @@ def judge(labels: int) -> dict[str, Any]:
 
 def found(**sections: Any) -> list[str]:
     sections["algorithm"] = {"name": "ppo"} | sections.get("algorithm", {})
-    return [f"{field}: {wrong}. {fix}" for field, wrong, fix in check_critic(smallest_job(steps=9, **sections))]
+    job = smallest_job(steps=9, **sections)
+    return [f"{field}: {wrong}. {fix}" for field, wrong, fix in [*check_learning(job), *check_critic(job)]]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from actors.protocol.work import SamplingParams
 from actors.scheduler.meter import StepMeter
 from actors.trainer.accounts import StepAccounts
 from actors.trainer.backend import StepResult
-from actors.trainer.ppo import columns
+from actors.trainer.step_estimates import shaped_columns
 from configs.loader import schema_keys
 from supervisors.nemesis.fault_schedule import STARTED
 
@@ -64,12 +64,13 @@ def test_every_key_and_every_limit_has_its_row_and_its_meaning() -> None:
 def test_the_page_of_metrics_names_every_column() -> None:
     """A row as the trainer's accounts and the scheduler's meter make it."""
     result = StepResult(grad_norm=1.0, learning_rate=1e-3, skipped=False)
-    from_trainer = StepAccounts().metrics([], result, step=0, weight=1.0, seconds=1.0) | {
+    from_trainer = StepAccounts().metrics([], result, step=0, seconds=1.0) | {
         "grants_ignored": 0.0,
         "tokens_scored_early": 0.0,
         **CallTimes().metrics(),
         **StepAccounts().critic_metrics(StepResult(grad_norm=0.0, learning_rate=0.0, skipped=False)),
-        **columns(np.zeros((1, 1)), None, 0.0, 1),
+        **shaped_columns(np.zeros((1, 1)), None, 1),
+        "explained_variance": 0.0,
     }
     ledger = Ledger()
     one = np.ones(1, np.int32)

@@ -244,12 +244,13 @@ def test_a_batch_of_episodes_with_prompts_or_without_room_is_refused() -> None:
         ledger.apply(ee.issued(limits=EpisodeLimits(0, 4, 24)))
 
 
-def test_a_report_of_no_version_is_refused_since_marks_say_who_has_written_a_token() -> None:
+def test_tokens_of_no_version_are_refused_since_marks_say_who_has_written_a_token() -> None:
     ledger = ee.episodes()
     ee.turned(ledger, 0, "x", fresh=True)
     ee.assign(ledger, 0)
     with pytest.raises(IllegalTransition, match="version -1"):
         ee.report(ledger, 0, "a", version=-1)
+    assert ee.report(ledger, 0, "", FinishReason.ABORTED, version=-1).queued, "handed back before any was loaded"
 
 
 def test_after_the_death_of_the_head_an_episode_waits_or_is_queued_as_its_tokens_say() -> None:

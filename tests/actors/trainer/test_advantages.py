@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.trainer.advantages import centred, group_normalised, is_degenerate, leave_one_out
-from actors.trainer.algorithms import ALGORITHMS, BatchShape, algorithm_named
+from actors.trainer.advantages import centred, group_normalised, is_degenerate, leave_one_out, overlong_penalties
 from actors.trainer.errors import BadGrant
+from actors.trainer.rules import ADVANTAGES, LearningRule, StepShape
+from configs.learning_schema import AlgorithmConfig
 
 RULES = [group_normalised, centred, leave_one_out]
 
@@ -58,17 +59,46 @@ def test_rewards_that_are_no_finite_column_are_refused_by_name(rule, rewards) ->
         rule(np.array(rewards))
 
 
-@pytest.mark.parametrize(("name", "divisor"), [("grpo", 100.0), ("dr_grpo", 8 * 64.0), ("rloo", 8.0)])
+def rule(name: str, **keys: object) -> LearningRule:
+    return LearningRule(AlgorithmConfig(name=name, **keys), max_tokens=64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "divisor"), [("grpo", 100.0), ("dr_grpo", 8 * 64.0), ("rloo", 8.0), ("gspo", 8.0), ("dapo", 100.0)]
+)
 def test_each_rule_divides_the_summed_losses_by_its_own_measure(name: str, divisor: float) -> None:
-    shape = BatchShape(samples=8, response_tokens=100, max_response_tokens=64)
-    assert algorithm_named(name).normaliser(shape) == divisor
+    assert rule(name).normaliser(StepShape(samples=8, response_tokens=100, max_response_tokens=64)) == divisor
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_a_step_of_which_everything_was_dropped_still_has_a_divisor(name: str) -> None:
-    assert ALGORITHMS[name].normaliser(BatchShape(samples=0, response_tokens=0, max_response_tokens=8)) >= 1.0
+    assert rule(name).normaliser(StepShape(samples=0, response_tokens=0, max_response_tokens=8)) >= 1.0
 
 
-def test_an_unknown_rule_is_named_together_with_the_known_ones() -> None:
-    with pytest.raises(KeyError, match="dr_grpo"):
-        algorithm_named("reinforce")
+def test_where_a_sequence_counts_by_its_mean_the_weights_of_its_tokens_add_up_to_one() -> None:
+    assert 5 * rule("gspo").token_weight(5) == pytest.approx(1.0)
+    assert rule("gspo", loss_mean="token").token_weight(5) == rule("rloo").token_weight(5) == 1.0
+    assert rule("gspo").token_weight(0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ppo", [3.0, 0.0, 1.0, 0.0]),
+        ("reinforce_pp", [3.0, 0.0, 1.0, 0.0]),
+        ("reinforce_pp_baseline", [2.0, -1.0, 0.0, -1.0]),
+        # squared deviations 4 + 1 + 0 + 1, divided by 3: std = sqrt(2)
+        ("dapo", [2 / np.sqrt(2), -1 / np.sqrt(2), 0.0, -1 / np.sqrt(2)]),
+    ],
+)
+def test_what_a_group_of_four_is_given(name: str, expected: list[float]) -> None:
+    found = rule(name).advantages(np.array([3.0, 0.0, 1.0, 0.0]), np.full(4, 9))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_responses_near_the_limit_are_punished_in_a_line_down_to_minus_one_at_it() -> None:
+    lengths = np.array([1, 48, 52, 56, 64])
+    np.testing.assert_allclose(overlong_penalties(lengths, limit=64, buffer=16), [0.0, 0.0, -0.25, -0.5, -1.0])
+    # equal rewards, and so all of the spread is of the lengths: mean -0.5
+    found = rule("dr_grpo", overlong={"buffer_tokens": 16}).advantages(np.ones(2), np.array([8, 64]))
+    np.testing.assert_allclose(found, [0.5, -0.5])

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.protocol.groups import GroupGrant
-from actors.trainer.algorithms import algorithm_named
 from actors.trainer.batching import Inbox, TrainSample, cut, group_samples
 from actors.trainer.consumption import Consumption
 from actors.trainer.errors import BadGrant
+from actors.trainer.rules import LearningRule
+from configs.learning_schema import AlgorithmConfig
 
-GRPO = algorithm_named("grpo")
+GRPO = LearningRule(AlgorithmConfig(), 100)
 
 
 def grant(

@@ -10,10 +10,9 @@ import torch
 from actors.trainer.backend import LossSpec
 from actors.trainer.losses import (
     NUMERICS,
-    TokenLogprobs,
+    TokenColumns,
     kl_k3,
     policy_surrogate,
-    token_logprobs,
     token_losses,
     truncated_ratio,
     value_losses,
@@ -30,10 +29,22 @@ def log_ratios(*ratios: float) -> torch.Tensor:
     return torch.log(column(*ratios)).requires_grad_(True)
 
 
+def columns(
+    new: torch.Tensor,
+    engine: torch.Tensor,
+    advantages: torch.Tensor,
+    stale: torch.Tensor,
+    reference: torch.Tensor | None = None,
+) -> TokenColumns:
+    """One sequence, in a step of one update."""
+    where = torch.ones(1, len(new), dtype=torch.bool)
+    return TokenColumns(new=new, engine=engine, advantages=advantages, stale=stale, where=where, reference=reference)
+
+
 def gradient_of_surrogate(ratio: float, advantage: float, *, stale: bool) -> tuple[float, float, bool]:
     """(value, gradient with respect to the log-probability, clipped)."""
     new = log_ratios(ratio)
-    value, clipped = policy_surrogate(new, column(0.0), column(advantage), torch.tensor([stale]), SPEC)
+    value, clipped, _ = policy_surrogate(columns(new, column(0.0), column(advantage), torch.tensor([stale])), SPEC)
     (gradient,) = torch.autograd.grad(value.sum(), new)
     return value.item(), gradient.item(), bool(clipped.item())
 
@@ -80,7 +91,7 @@ def test_fresh_tokens_are_weighted_but_never_clipped(ratio: float) -> None:
 def test_an_absurd_ratio_gives_a_finite_loss_and_a_gradient_no_larger_than_the_cap() -> None:
     for gap in (1e4, -1e4):
         new = column(gap).requires_grad_(True)
-        value, _ = policy_surrogate(new, column(0.0), column(-1.0), torch.tensor([True]), SPEC)
+        value, _, _ = policy_surrogate(columns(new, column(0.0), column(-1.0), torch.tensor([True])), SPEC)
         (gradient,) = torch.autograd.grad(value.sum(), new)
         assert math.isfinite(value.item())
         assert abs(gradient.item()) <= SPEC.importance_cap
@@ -89,7 +100,7 @@ def test_an_absurd_ratio_gives_a_finite_loss_and_a_gradient_no_larger_than_the_c
 def gradient_of_loss(new: torch.Tensor, behaviour: torch.Tensor, stale: torch.Tensor) -> torch.Tensor:
     new = new.clone().requires_grad_(True)
     advantages = torch.linspace(-2.0, 2.0, len(new))
-    losses = token_losses(new, behaviour, advantages, stale, None, SPEC)
+    losses = token_losses(columns(new, behaviour, advantages, stale), SPEC)
     return torch.autograd.grad(losses.loss.sum(), new)[0]
 
 
@@ -109,7 +120,7 @@ def test_a_fresh_token_that_differs_by_more_than_numerics_is_weighted_by_its_rat
     ratio = math.exp(-2 * NUMERICS)
     torch.testing.assert_close(gradient, torch.tensor([2.0 * ratio, -2.0]), rtol=0.0, atol=1e-6)
     assert abs(gradient[0].item() - 2.0) > NUMERICS
-    mismatch = token_losses(new, behaviour, new, torch.zeros(2, dtype=torch.bool), None, SPEC).mismatch
+    mismatch = token_losses(columns(new, behaviour, new, torch.zeros(2, dtype=torch.bool)), SPEC).mismatch
     torch.testing.assert_close(mismatch, torch.tensor([2 * NUMERICS, NUMERICS / 2]), rtol=0.0, atol=1e-6)
 
 
@@ -123,7 +134,7 @@ def test_k3_is_zero_where_the_models_agree_and_positive_elsewhere() -> None:
 def test_the_kl_term_joins_the_loss_with_its_coefficient_and_is_reported_without_it() -> None:
     new, zero = column(math.log(0.5)), column(0.0)
     spec = LossSpec(kl_coefficient=0.1)
-    losses = token_losses(new, new, column(3.0), torch.tensor([False]), zero, spec)
+    losses = token_losses(columns(new, new, column(3.0), torch.tensor([False]), zero), spec)
     k3 = 1.0 - math.log(2.0)
     torch.testing.assert_close(losses.loss, column(-3.0 + 0.1 * k3))
     torch.testing.assert_close(losses.kl, column(k3))
@@ -131,7 +142,7 @@ def test_the_kl_term_joins_the_loss_with_its_coefficient_and_is_reported_without
 
 def test_mismatch_is_the_distance_between_trainer_and_engine() -> None:
     losses = token_losses(
-        column(-1.0, -2.0), column(-1.5, -1.0), column(1.0, 1.0), torch.tensor([False, True]), None, SPEC
+        columns(column(-1.0, -2.0), column(-1.5, -1.0), column(1.0, 1.0), torch.tensor([False, True])), SPEC
     )
     torch.testing.assert_close(losses.mismatch, column(0.5, 1.0))
 
@@ -171,75 +182,6 @@ def test_the_loss_passes_a_finite_difference_check_away_from_its_kinks(stale: bo
 
     def loss(logprobs: torch.Tensor) -> torch.Tensor:
         flags = torch.full((6,), stale)
-        return token_losses(logprobs, torch.zeros_like(logprobs), advantages, flags, reference, spec).loss
+        return token_losses(columns(logprobs, torch.zeros_like(logprobs), advantages, flags, reference), spec).loss
 
     assert torch.autograd.gradcheck(loss, (new,))
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
-def test_token_logprobs_agree_with_log_softmax_and_so_do_their_gradients(temperature: float) -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(7, 11, requires_grad=True)
-    targets, weight = torch.randint(0, 11, (7,)), torch.randn(7)
-    ours, entropy = token_logprobs(logits, targets, temperature)
-    (gradient,) = torch.autograd.grad((ours * weight).sum(), logits)
-    full = torch.log_softmax(logits / temperature, dim=-1)
-    expected = full.gather(-1, targets[:, None])[:, 0]
-    (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), logits)
-    torch.testing.assert_close(ours, expected)
-    torch.testing.assert_close(gradient, expected_gradient)
-    torch.testing.assert_close(entropy, -(full.exp() * full).sum(-1))
-
-
-def test_blocks_of_rows_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    logits, targets = torch.randn(9, 5, requires_grad=True), torch.randint(0, 5, (9,))
-    whole = token_logprobs(logits, targets, 0.9)[0]
-    (whole_gradient,) = torch.autograd.grad(whole.sum(), logits)
-    monkeypatch.setattr(TokenLogprobs, "BLOCK_ELEMENTS", 10)
-    parts = token_logprobs(logits, targets, 0.9)[0]
-    (parts_gradient,) = torch.autograd.grad(parts.sum(), logits)
-    torch.testing.assert_close(whole, parts, rtol=0, atol=0)
-    torch.testing.assert_close(whole_gradient, parts_gradient, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("block_elements", [1 << 24, 10])
-def test_tokens_that_share_a_row_of_logits_get_what_a_row_each_would_give(
-    monkeypatch: pytest.MonkeyPatch, block_elements: int
-) -> None:
-    monkeypatch.setattr(TokenLogprobs, "BLOCK_ELEMENTS", block_elements)
-    torch.manual_seed(0)
-    logits, targets, weight = torch.randn(4, 5, requires_grad=True), torch.randint(0, 5, (9,)), torch.randn(9)
-    rows = torch.tensor([0, 3, 1, 0, 2, 3, 3, 1, 0])
-    shared = token_logprobs(logits, targets, 0.7, rows)
-    (gradient,) = torch.autograd.grad((shared[0] * weight).sum(), logits)
-    apart = token_logprobs(logits[rows], targets, 0.7)
-    (expected,) = torch.autograd.grad((apart[0] * weight).sum(), logits)
-    torch.testing.assert_close(shared, apart)
-    torch.testing.assert_close(gradient, expected)
-
-
-def test_tokens_that_a_model_masks_leave_the_entropy_finite() -> None:
-    logits = torch.tensor([[0.0, 0.0, -math.inf]])
-    logprobs, entropy = token_logprobs(logits, torch.tensor([1]), 1.0)
-    torch.testing.assert_close(logprobs, torch.tensor([-math.log(2.0)]))
-    torch.testing.assert_close(entropy, torch.tensor([math.log(2.0)]))
-
-
-def test_tokens_that_share_a_row_give_the_same_bits_however_many_threads_add_them() -> None:
-    """Torch's scattered additions are atomic from 32,768 entries on, in whatever order threads come."""
-    generator, threads = torch.Generator().manual_seed(0), torch.get_num_threads()
-    logits = torch.randn(50, 11, generator=generator)
-    rows, targets = (torch.randint(0, most, (40_000,), generator=generator) for most in (50, 11))
-    weight = torch.randn(40_000, generator=generator)
-    torch.set_num_threads(2)
-    try:
-        gradients: list[torch.Tensor] = []
-        for _ in range(20):
-            leaf = logits.clone().requires_grad_()
-            (token_logprobs(leaf, targets, 1.0, rows)[0] * weight).sum().backward()  # type: ignore[no-untyped-call]
-            assert leaf.grad is not None
-            gradients.append(leaf.grad)
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(gradients[0], other) for other in gradients)

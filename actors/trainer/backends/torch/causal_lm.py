@@ -25,11 +25,11 @@ from actors.trainer.backends.torch.packing import Layout, choose, packed, padded
 from actors.trainer.backends.torch.recompute import recompute_layers
 from actors.trainer.backends.torch.rms_norm import replace_rms_norms
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
-from actors.trainer.losses import token_logprobs
+from actors.trainer.token_logprobs import token_logprobs
 
 _COLUMNS: Final = (
     *("behaviour_logprobs", "advantages", "loss_weight", "reference_logprobs", "stale"),
-    *("old_values", "returns"),
+    *("old_logprobs", "old_values", "returns"),
 )
 """Fields of a micro-batch with a number for each position, or None."""
 
@@ -75,9 +75,9 @@ class PredictedLogits:
     rows: Tensor  # int64[N], the row of ``logits`` that predicts each token
     targets: Tensor  # int64[N]
 
-    def logprobs(self, temperature: float) -> tuple[Tensor, Tensor]:
+    def logprobs(self, temperature: float, *, learns_entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies), float32[N]."""
-        return token_logprobs(self.logits, self.targets, temperature, self.rows)
+        return token_logprobs(self.logits, self.targets, temperature, self.rows, learns_entropy=learns_entropy)
 
 
 class ResponseLogits:

@@ -30,7 +30,8 @@ from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatch
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.torch.flat import FlatParameters, GradientSums
 from actors.trainer.backends.torch.flat_memory import flat_memory
-from actors.trainer.losses import token_losses
+from actors.trainer.losses import TokenColumns, token_losses
+from actors.trainer.own_functions import own_loss
 
 R = TypeVar("R")
 
@@ -54,27 +55,35 @@ class Replica:
         where = batch.loss_weight != 0
         with torch.set_grad_enabled(learn):
             predicted = self.logits(batch, where)
-            new, entropy = predicted.logprobs(loss.temperature)
-        stale = torch.ones_like(new, dtype=torch.bool) if batch.stale is None else self._at(batch.stale, where)
-        reference = None if batch.reference_logprobs is None else self._at(batch.reference_logprobs, where)
-        behaviour, advantages = self._at(batch.behaviour_logprobs, where), self._at(batch.advantages, where)
-        losses = token_losses(new, behaviour, advantages, stale, reference, loss)
+            new, entropy = predicted.logprobs(loss.temperature, learns_entropy=loss.entropy_coefficient > 0)
+        columns = TokenColumns(
+            new=new,
+            engine=self._at(batch.behaviour_logprobs, where),
+            advantages=self._at(batch.advantages, where),
+            stale=torch.ones_like(new, dtype=torch.bool) if batch.stale is None else self._at(batch.stale, where),
+            where=torch.from_numpy(where).to(self._device),
+            old=None if batch.old_logprobs is None else self._at(batch.old_logprobs, where),
+            reference=None if batch.reference_logprobs is None else self._at(batch.reference_logprobs, where),
+            entropy=entropy,
+        )
+        with torch.set_grad_enabled(learn):
+            losses = token_losses(columns, loss, own_loss(loss.function) if loss.function else None)
         weight = self._at(batch.loss_weight, where)
         total = torch.dot(losses.loss, weight)
         if learn:
             total.backward()  # type: ignore[no-untyped-call]
             self._sums.collect()
-        sums = torch.stack(
-            [weight.sum(), total.detach(), losses.clipped.sum(), losses.kl.sum(), entropy.sum(), losses.mismatch.sum()]
-        ).tolist()
+        measured = (losses.clipped, losses.cut, losses.kl, entropy.detach(), losses.mismatch)
+        sums = torch.stack([weight.sum(), total.detach(), *(column.sum() for column in measured)]).tolist()
         return MicroBatchStats(
             tokens=int(where.sum()),
             weight=sums[0],
             loss_sum=sums[1],
             clipped_sum=sums[2],
-            kl_sum=sums[3],
-            entropy_sum=sums[4],
-            mismatch_sum=sums[5],
+            cut_sum=sums[3],
+            kl_sum=sums[4],
+            entropy_sum=sums[5],
+            mismatch_sum=sums[6],
         )
 
     def _at(self, column: np.ndarray, where: np.ndarray) -> Tensor:
@@ -207,6 +216,7 @@ def _part(batch: MicroBatch, rows: slice) -> MicroBatch:
         advantages=part(batch.advantages),
         loss_weight=part(batch.loss_weight),
         reference_logprobs=part_of(batch.reference_logprobs),
+        old_logprobs=part_of(batch.old_logprobs),
         stale=part_of(batch.stale),
         old_values=part_of(batch.old_values),
         returns=part_of(batch.returns),

@@ -1,4 +1,4 @@
-"""PPO in the trainer: what it asks before a step, what becomes of the answers, and its passes over a step."""
+"""Rules that whiten a step: what is asked before it, what becomes of the answers, and PPO's passes over a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from actors.protocol.steps import OpenStep
 from actors.trainer import checkpoint
-from actors.trainer.backend import NUMERICS, LossSpec, MicroBatch, MicroBatchStats
+from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.batching import TrainSample
-from actors.trainer.ppo import PpoEstimates
+from actors.trainer.step_estimates import StepEstimates
 from tests.actors.trainer.random_samples import random_samples
 from tests.actors.trainer.test_gae import as_trl
 from tests.actors.trainer.trainer_world import (
@@ -35,7 +35,11 @@ def scored_samples() -> list[TrainSample]:
     rng = np.random.default_rng(3)
     plain = random_samples([(3, [4, 1]), (5, [7, 2])])
     return [
-        dataclasses.replace(s, reference_logprobs=rng.normal(-4.6, 0.3, s.tokens.size).astype(np.float32))
+        dataclasses.replace(
+            s,
+            reference_logprobs=rng.normal(-4.6, 0.3, s.tokens.size).astype(np.float32),
+            old_logprobs=rng.normal(-4.6, 0.3, s.tokens.size).astype(np.float32),
+        )
         for s in plain
     ]
 
@@ -49,18 +53,14 @@ Numbers = dict[tuple[int, ...], np.ndarray]
 
 
 class Answering(SimulatedBackend):
-    """Answers with these numbers for each response, and none elsewhere."""
+    """Answers with these values for each response, and none elsewhere."""
 
-    def __init__(self, values: Numbers, policy: Numbers) -> None:
+    def __init__(self, values: Numbers) -> None:
         super().__init__()
-        self._numbers = values, policy
+        self._numbers = values
 
     async def values(self, batch: MicroBatch) -> np.ndarray:
-        return self._of(batch, self._numbers[0])
-
-    async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
-        assert not reference
-        return self._of(batch, self._numbers[1])
+        return self._of(batch, self._numbers)
 
     @staticmethod
     def _of(batch: MicroBatch, numbers: Numbers) -> np.ndarray:
@@ -73,22 +73,22 @@ class Answering(SimulatedBackend):
 @pytest.mark.parametrize("budget_tokens", [8, 1000])
 def test_advantages_and_returns_of_a_step_are_trls_whitened_however_it_is_cut(budget_tokens: int) -> None:
     samples, algorithm = scored_samples(), {"name": "ppo", "kl_coefficient": 0.2, "gamma": 0.97, "gae_lambda": 0.9}
-    values, policy = numbers_of(samples, 1), numbers_of(samples, 2)
+    values = numbers_of(samples, 1)
     job = smallest_job(algorithm=algorithm, trainer={"micro_batch_tokens": budget_tokens})
-    estimates = PpoEstimates(job, Answering(values, policy))
+    estimates = StepEstimates(job, Answering(values))
     found = asyncio.run(estimates.estimated(samples))
     advantages: list[float] = []
     kl = shaped = 0.0
     for sample, got in zip(samples, found, strict=True):
-        key, reference = tuple(sample.tokens.tolist()), sample.reference_logprobs
-        assert reference is not None and got.returns is not None
-        columns = policy[key].tolist(), reference.tolist(), values[key].tolist()
+        key, policy, reference = tuple(sample.tokens.tolist()), sample.old_logprobs, sample.reference_logprobs
+        assert policy is not None and reference is not None and got.returns is not None
+        columns = policy.tolist(), reference.tolist(), values[key].tolist()
         own, returns = as_trl(float(sample.advantage), *columns, 0.2, 0.97, 0.9)
         np.testing.assert_allclose(got.returns, returns, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(got.old_values, values[key])
         advantages += own
-        kl += float((policy[key] - reference).sum())
-        shaped += float(sample.advantage) - 0.2 * float((policy[key] - reference).sum())
+        kl += float((policy - reference).sum())
+        shaped += float(sample.advantage) - 0.2 * float((policy - reference).sum())
     whole = np.array(advantages)
     whole = (whole - whole.mean()) / np.sqrt(whole.var(ddof=1) + 1e-8)
     np.testing.assert_allclose(np.concatenate([got.advantage for got in found]), whole, rtol=1e-4, atol=1e-5)
@@ -99,18 +99,72 @@ def test_advantages_and_returns_of_a_step_are_trls_whitened_however_it_is_cut(bu
     assert estimates.taken_metrics() == {}
 
 
-def test_an_engines_last_bits_are_in_nothing_that_is_learned_from() -> None:
-    """Where it differs by more than numerics, or the token is stale, its word counts."""
+def masked(sample: TrainSample, mask: list[bool]) -> TrainSample:
+    """``sample`` with tokens of an environment put in where ``mask`` is False."""
+    where = np.array(mask)
+
+    def spread(column: np.ndarray) -> np.ndarray:
+        found = np.full(len(where), 50, column.dtype)
+        found[where] = column
+        return found
+
+    assert sample.old_logprobs is not None and sample.reference_logprobs is not None
+    return dataclasses.replace(
+        sample,
+        tokens=spread(sample.tokens),
+        logprobs=spread(sample.logprobs),
+        stale=spread(sample.stale),
+        old_logprobs=spread(sample.old_logprobs),
+        reference_logprobs=spread(sample.reference_logprobs),
+        mask=where,
+    )
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_pp"])
+def test_tokens_of_an_environment_are_skipped_and_change_nothing_of_the_others(name: str) -> None:
+    class Counting(SimulatedBackend):
+        """Expects of a token what its id says."""
+
+        async def values(self, batch: MicroBatch) -> np.ndarray:
+            return batch.input_ids.astype(np.float32) / 100
+
     samples = scored_samples()
-    policy = {tuple(s.tokens.tolist()): s.logprobs + np.float32(NUMERICS / 2) for s in samples}
-    samples[1] = dataclasses.replace(samples[1], logprobs=samples[1].logprobs - 1, stale=np.zeros(1, np.bool_))
-    job = smallest_job(algorithm={"name": "ppo", "epochs": 2})
-    estimates = PpoEstimates(job, Answering(numbers_of(samples, 1), policy))
-    for before, after in zip(samples, asyncio.run(estimates.estimated(samples)), strict=True):
-        own = policy[tuple(before.tokens.tolist())]
-        keeps = before.stale | (np.abs(own - before.logprobs) > NUMERICS)
-        np.testing.assert_array_equal(after.logprobs, np.where(keeps, before.logprobs, own))
-    assert samples[1].logprobs[0] < policy[tuple(samples[1].tokens.tolist())][0] - 0.5
+    mask = [True, False, False, True, True, False, True]
+    mixed = [masked(samples[0], mask), *samples[1:]]
+    job = smallest_job(algorithm={"name": name, "kl_coefficient": 0.2, "gamma": 0.9})
+    plain, found = (asyncio.run(StepEstimates(job, Counting()).estimated(given)) for given in (samples, mixed))
+    for before, after in zip(plain, found, strict=True):
+        where = slice(None) if after.mask is None else after.mask
+        np.testing.assert_array_equal(np.asarray(after.advantage)[where], before.advantage)
+        if before.returns is not None and after.returns is not None:
+            np.testing.assert_array_equal(after.returns[where], before.returns)
+    assert not np.asarray(found[0].advantage)[[1, 2, 5]].any()
+
+
+def test_reinforce_pp_by_hand() -> None:
+    """Two responses of scores 1 and 0, of 2 and 1 tokens; beta 0.5, gamma 0.5, log-ratios (0.2, -0.4) and (0.6).
+
+    Token rewards (-0.1, 0.2 + 1) and (-0.3 + 0); returns to go (-0.1 + 0.5 * 1.2, 1.2) and -0.3: 0.5, 1.2, -0.3, whose
+    mean is 7/15 and whose sample variance is 0.5633.
+    """
+    ids = np.array([3], np.int32)
+
+    def sample(prompt: int, score: float, ratios: list[float]) -> TrainSample:
+        zeros = np.zeros(len(ratios), np.float32)
+        return TrainSample(
+            prompt=prompt, sibling=0, prompt_ids=ids, tokens=zeros.astype(np.int32), logprobs=zeros,
+            stale=zeros.astype(np.bool_), advantage=score, reference_logprobs=zeros,
+            old_logprobs=np.array(ratios, np.float32),
+        )  # fmt: skip
+
+    job = smallest_job(algorithm={"name": "reinforce_pp", "kl_coefficient": 0.5, "gamma": 0.5})
+    estimates = StepEstimates(job, SimulatedBackend())
+    found = asyncio.run(estimates.estimated([sample(0, 1.0, [0.2, -0.4]), sample(1, 0.0, [0.6])]))
+    returns = np.array([0.5, 1.2, -0.3])
+    expected = (returns - 7 / 15) / np.sqrt(0.5633333)
+    np.testing.assert_allclose(np.concatenate([s.advantage for s in found]), expected, rtol=1e-5)
+    assert all(s.returns is None and s.old_values is None for s in found)
+    assert "explained_variance" not in estimates.taken_metrics()
 
 
 class NotingCritic(NotingBackend):
@@ -150,7 +204,7 @@ def test_values_and_scores_are_asked_before_the_step_and_one_pass_follows(tmp_pa
     world = ppo_world(tmp_path)
     run_to_end(world)
     tokens = sum(int(grant(0, prompt).lengths.sum()) for prompt in range(PROMPTS))
-    assert world.backend.calls[1:6] == ["score", "values", "score", "accumulate", f"step {tokens}"]
+    assert world.backend.calls[1:6] == ["score", "score", "values", "accumulate", f"step {tokens}"]
     row = world.scheduler.commits[0].metrics
     assert {"value_loss", "explained_variance", "critic_grad_norm", "kl_per_token", "kl_per_response"} <= set(row)
     assert row["shaped_reward_mean"] == pytest.approx(row["reward_mean"] - 0.1 * row["kl_per_response"], rel=1e-4)
@@ -190,15 +244,17 @@ def test_nothing_is_trained_before_all_of_the_step_is_there_in_async_mode_too(tm
     assert sorted(world.scheduler.commits) == [0, 1, 2]
 
 
-def test_further_passes_take_the_same_micro_batches_as_stale_and_count_once(tmp_path: Path) -> None:
+def test_further_passes_take_the_same_micro_batches_and_count_once(tmp_path: Path) -> None:
     once, twice = ppo_world(tmp_path / "once"), ppo_world(tmp_path / "twice", algorithm={"epochs": 2})
     run_to_end(once)
     run_to_end(twice)
-    assert isinstance(twice.backend, NotingCritic)
+    assert isinstance(twice.backend, NotingCritic) and isinstance(once.backend, NotingCritic)
     first, second = twice.backend.taken[:2]
     np.testing.assert_array_equal(first.input_ids, second.input_ids)
     np.testing.assert_array_equal(first.advantages, second.advantages)
-    assert first.stale is not None and second.stale is None
+    assert first.old_logprobs is not None and second.old_logprobs is not None
+    np.testing.assert_array_equal(first.old_logprobs, second.old_logprobs)
+    assert once.backend.taken[0].old_logprobs is None
     assert twice.backend.steps == 2 * once.backend.steps
     rows = [world.scheduler.commits[0].metrics for world in (once, twice)]
     assert rows[0]["tokens_trained"] == rows[1]["tokens_trained"]
