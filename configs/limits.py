@@ -75,8 +75,8 @@ class Limits(ProcessLimits):
         default=768,
         description="questions that wait for a turn: retries come on top of one an episode; below concurrent_handlers",
     )
-    episode_grace_s: float = Field(
-        default=30.0, description="its driver ends an episode at episode_s, and scores it; this is for that and the way"
+    episode_overdue_s: float = Field(
+        default=30.0, description="a driver ends an episode at episode_s, or kills it soon after; one silent for longer hangs"
     )
     environment_metrics_max: int = Field(
         default=32, description="different numbers of an environment's own that are averaged over a step; others go"

@@ -40,6 +40,9 @@ class Failed(NamedTuple):
     """It says how often an episode has failed so far."""
 
     times: int
+    """Failures of its environment."""
+    losses: int
+    """Failures of infrastructure that its driver has told of."""
     by: str
     """Name of who drove it last."""
     rests_until_s: float

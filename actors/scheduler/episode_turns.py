@@ -144,4 +144,3 @@ class EpisodeRow:
         if offset > len(self.marks) or self.marks[offset - 1] < 0:
             return offset < len(self.marks) and self.marks[offset] == FRESH
         return offset == len(self.marks) or self.marks[offset] < 0
-

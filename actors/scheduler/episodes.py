@@ -9,7 +9,8 @@ Invariants
 - What is said in the name of an older life changes nothing. A life is durable before its driver hears of it, and an end
   before its driver is answered.
 - What infrastructure did, or a failing environment, has no result: it begins again, and is dropped with the reason once
-  it has failed ``environment.attempts`` times. The death of its worker, or of this scheduler, counts for nothing.
+  it has failed ``environment.attempts`` times, or infrastructure ten times as often. The death of its worker, or of
+  this scheduler, counts for nothing.
 - After a restart of the scheduler, episodes wait for the workers that drive them, for ``limits.reattach_s``.
 - No more episodes are driven than questions may wait (``turns.py``), so that a turn always gets its tokens.
 """
@@ -45,11 +46,14 @@ from actors.protocol.failures import FailureKind
 from actors.scheduler.drivers import OUTSIDE, Drive, Driver, Drivers, Failed
 from actors.scheduler.episode_meter import EpisodeMeter
 from actors.scheduler.episode_rows import EpisodeRows, Key, Place
+from transport.address import PeerId
 from transport.transport import SendOutcome
 
 _LEASE_BITS: Final = 32
 """Bits of a lease's number below the term, so that a later life of the scheduler has higher numbers."""
-_NEVER: Final = Failed(0, "", -math.inf)
+_NEVER: Final = Failed(0, 0, "", -math.inf)
+_LOSSES_AN_ATTEMPT: Final = 10
+"""Failures of infrastructure that an episode may have for each of its attempts; beyond it, it may be what kills it."""
 
 
 class Episodes:
@@ -65,7 +69,8 @@ class Episodes:
         self._failures: dict[Key, Failed] = {}
         """Failures of episodes that are not over."""
         self._told_of_drop = False
-        self._grace_s = scope.ctx.now() + scope.limits.reattach_s
+        begun = any(batch.lives.any() for batch in scope.ledger.batches.values())
+        self._grace_s = scope.ctx.now() + scope.limits.reattach_s if begun else -math.inf
         """Time until which workers of an earlier life may come back with what they drive."""
         if self._config.kind == "external":
             self._take_up_outside()
@@ -155,6 +160,11 @@ class Episodes:
 
     # ------------------------------------------------------------ who drives what
 
+    def leases(self) -> list[tuple[PeerId, float]]:
+        """Each worker's process, and the loop time at which its lease ends unless it is renewed."""
+        drivers = self._drivers.by_name.values()
+        return [(d.address.peer, d.lease.expires_s) for d in drivers if d.address is not None and d.lease is not None]
+
     def left_s(self, name: EpisodeName) -> float:
         """Seconds that an episode still has."""
         driver = self._drivers.of(Key.of(name))
@@ -236,7 +246,8 @@ class Episodes:
     def _without_driver(self, batch: StepBatch) -> Iterator[Place]:
         """Episodes of ``batch`` that somebody is to drive now."""
         now = self._scope.ctx.now()
-        awaited = now < self._grace_s and self._drivers.workers < self._config.workers
+        driven_here = self._config.kind != "external"
+        awaited = driven_here and now < self._grace_s and self._drivers.workers < self._config.workers
         for place in self._rows.open(batch):
             if place.key in self._drivers or now < self._failures.get(place.key, _NEVER).rests_until_s:
                 continue
@@ -245,7 +256,7 @@ class Episodes:
 
     def _drive(self, name: EpisodeName) -> Drive:
         now = self._scope.ctx.now()
-        return Drive(name, now, now + self._config.episode_s + self._limits.episode_grace_s)
+        return Drive(name, now, now + self._config.episode_s + self._limits.episode_overdue_s)
 
     # ------------------------------------------------------------ how they end
 
@@ -284,17 +295,20 @@ class Episodes:
         scope, place = self._scope, self._rows.find(name)
         if isinstance(place, str):
             return
-        count = self._failures.get(place.key, _NEVER).times + 1
+        before = self._failures.get(place.key, _NEVER)
+        lost = why.startswith(FailureKind.INFRASTRUCTURE)
+        times, losses = before.times + (not lost), before.losses + lost
         fields = {"step": name.step, "prompt": name.prompt, "sibling": name.sibling, "attempt": name.attempt}
-        scope.event("episode_failed", **fields, failures=count, why=why)
-        if count < self._config.attempts:
-            pause_s = min(self._limits.backoff_first_s * 2 ** min(count - 1, 16), self._limits.backoff_max_s)
-            self._failures[place.key] = Failed(count, by, scope.ctx.now() + pause_s)
+        scope.event("episode_failed", **fields, failures=times, losses=losses, why=why)
+        if times < self._config.attempts and losses < _LOSSES_AN_ATTEMPT * self._config.attempts:
+            pause_s = self._limits.backoff_first_s * 2 ** min(times + losses - 1, 16)
+            rests_until_s = scope.ctx.now() + min(pause_s, self._limits.backoff_max_s)
+            self._failures[place.key] = Failed(times, losses, by, rests_until_s)
             return
         scope.event("samples_dropped", step=name.step, samples=1, why=why)
         if not self._told_of_drop:  # at once; how many there are is told with each step
             self._told_of_drop = True
-            scope.trouble("first_without_reward", f"an episode got no reward in {count} tries: {why}")
+            scope.trouble("first_without_reward", f"an episode got no reward in {times + losses} tries: {why}")
         self._rows.apply(ev.Dropped(name.step, place.rows, why))
         self._over(place)
 

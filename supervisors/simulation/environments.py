@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ from actors.protocol.episodes import (
     TurnTaken,
 )
 from actors.protocol.failures import Acknowledged, Failure, FailureKind
+from actors.protocol.services import RegisterService
 from configs.schema import JobConfig
 from supervisors.simulation.game import Game
 from transport.address import ActorAddress
@@ -58,8 +59,10 @@ class Manners:
 
 
 class SimulatedEnvironments(RegisteredActor):
-    """It is an environment worker that plays ``Game``. ``ended`` is told of each end: prompt, row, reward; ``refused`` of
-    questions that the scheduler says contradict its ledger, which none of it should."""
+    """It is an environment worker that plays ``Game``.
+
+    ``ended`` is told of each end: prompt, row, reward; ``refused`` of questions that contradict the ledger: none should.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class SimulatedEnvironments(RegisteredActor):
         draw: Callable[[], float],
         ended: Callable[[int, np.ndarray, float], None],
         refused: Callable[[str], None],
-        slowly: Callable[[Awaitable[Any]], Awaitable[Any]] = lambda work: work,
+        slowly: Callable[[Coroutine[Any, Any, None]], Awaitable[None]] = lambda work: work,
     ) -> None:
         self._job, self._scheduler, self._manners = job, scheduler, manners
         self._draw, self._ended, self._refused, self._slowly = draw, ended, refused, slowly
@@ -138,7 +141,7 @@ class SimulatedEnvironments(RegisteredActor):
             low, high = self._manners.think_s
             await self._slowly(self.ctx.sleep(low + self._draw() * (high - low)))
             if self._draw() < self._manners.fails:
-                failure = Failure(FailureKind.INFRASTRUCTURE, "the game's server is gone")
+                failure = Failure(FailureKind.NO_RESULT, "the game gave no answer")
                 return EpisodeEnded(self._job.name, name, None, failure=failure, cause="failed")
             turn_tokens = environment.turn_tokens or self._job.rollout.max_tokens
             ask = TakeTurn(
@@ -168,3 +171,14 @@ class SimulatedEnvironments(RegisteredActor):
                     raise
                 if not await patience.again():
                     raise
+
+
+class SimulatedGateway(RegisteredActor):
+    """It is a gateway that nobody speaks to: what is said through it, simulated environments say themselves."""
+
+    def __init__(self, job: JobConfig, scheduler: ActorAddress) -> None:
+        self._job, self._scheduler = job, scheduler
+
+    async def on_start(self) -> None:
+        service = RegisterService(job=self._job.name, role="gateway", address=self.ctx.self_address)
+        await self.keep_registered(self._scheduler, service, Acknowledged)

@@ -10,29 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.core.errors import RemoteError
 from actors.ledger import events as ev
-from actors.protocol.episodes import (
-    BeginEpisodes,
-    EpisodeEnded,
-    EpisodeLeased,
-    EpisodeName,
-    EpisodeRecord,
-    GetEpisode,
-    LeaseEpisode,
-    TakeTurn,
-    TurnTaken,
-)
-from actors.protocol.failures import Acknowledged, Failure, FailureKind
 from supervisors.simulation.environments import Manners
 from tests.actors.episode_world import EpisodeWorld, episodes_config
 from tests.actors.scheduler_world import play_in
-from tests.simulated import run_simulated
 
 Scenario = Callable[[EpisodeWorld], Awaitable[None]]
 
 
-def play(scenario: Scenario, environment: dict[str, Any] | None = None, *, seed: int = 0, **changes: Any) -> EpisodeWorld:
+def play(
+    scenario: Scenario, environment: dict[str, Any] | None = None, *, seed: int = 0, **changes: Any
+) -> EpisodeWorld:
     return play_in(EpisodeWorld, episodes_config(environment, **changes), scenario, seed)
 
 
