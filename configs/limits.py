@@ -76,7 +76,7 @@ class Limits(ProcessLimits):
         description="questions that wait for a turn: retries come on top of one an episode; below concurrent_handlers",
     )
     episode_overdue_s: float = Field(
-        default=30.0, description="a driver ends an episode at episode_s, or kills it soon after; one silent for longer hangs"
+        default=30.0, description="a driver ends an episode at episode_s, or kills it soon after; this is for both"
     )
     environment_metrics_max: int = Field(
         default=32, description="different numbers of an environment's own that are averaged over a step; others go"

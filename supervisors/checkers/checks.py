@@ -31,7 +31,7 @@ PROMISES: Final[dict[str, str]] = {
     STEPS: "a step's samples are trained once, and its commit names exactly those that were granted",
     ASKS: "every ask has ended",
     CREDIT: "slots that were given out were given back",
-    EPISODES: "a token of an episode is the model's or its environment's as it is marked, and trained once if the model's",
+    EPISODES: "tokens of an episode are marked as whose they are, and the model's are trained once",
     PLANS: "the longest part of a planned step is never cut",
     RESTARTS: "no supervisor restarted more often than its budget allows",
     FINISH: "a finished job has finished all its steps",

@@ -61,7 +61,7 @@ class Manners:
 class SimulatedEnvironments(RegisteredActor):
     """It is an environment worker that plays ``Game``.
 
-    ``ended`` is told of each end: prompt, row, reward; ``refused`` of questions that contradict the ledger: none should.
+    ``ended`` is told of each end: prompt, row, reward; ``refused`` of questions that contradict the ledger.
     """
 
     def __init__(

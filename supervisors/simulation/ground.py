@@ -26,7 +26,6 @@ from transport.sim.loop import SimulatedLoop
 from transport.sim.network import SimNetwork
 from transport.sim.process import SimProcess
 
-
 END_TOKEN: Final = 1
 """The token that ends a response, or a turn."""
 

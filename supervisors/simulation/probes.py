@@ -66,7 +66,7 @@ class Probes:
             elif now_s - self._overdue.setdefault(peer, now_s) > _FENCE_S:
                 self._overdue[peer] = float("inf")  # said once
                 late_s = now_s - self._leases[peer]
-                yield f"fence: {peer} still holds {holds} samples or episodes, {late_s:.1f} s after the end of its lease"
+                yield f"fence: {peer} still holds {holds} of what it was given, {late_s:.1f} s after its lease"
 
     def _fleet(self, job: str, scheduler: Scheduler) -> Iterator[str]:
         """The workers that the supervisor runs are those that the scheduler gives work to."""

@@ -1,4 +1,4 @@
-"""What the gateway and agents outside ask of the scheduler: each question as often as they like, each with one answer."""
+"""What the gateway and agents outside ask of the scheduler: each question as often as they like, with one answer."""
 
 from __future__ import annotations
 
