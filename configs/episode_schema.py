@@ -12,12 +12,12 @@ from configs.section import PositiveFloat, PositiveInt, Section
 
 
 class EnvironmentConfig(Section):
-    """Who speaks between the model's turns. ``none``: each prompt is answered once, and ``reward`` scores the answer."""
+    """Who speaks between the model's turns. ``none``: each prompt is answered once, and ``reward`` scores that."""
 
     kind: Literal["none", "python", "agent", "verifiers", "openenv", "external"] = "none"
     """``python``: your class with ``reset`` and ``step``; ``agent``: your function, which calls the endpoint that it is
-    given; ``verifiers``: an environment of that library; ``openenv``: a server; ``external``: agents outside, which begin
-    and end episodes over HTTP. The reward comes from there, and ``reward`` stays unset."""
+    given; ``verifiers``: an environment of that library; ``openenv``: a server; ``external``: agents outside, which
+    begin and end episodes over HTTP. The reward comes from there, and ``reward`` stays unset."""
     path: str | None = None
     """``python``, ``agent``: ``package.module:name`` of the class or function; ``verifiers``: the environment's id."""
     options: dict[str, Any] = {}
@@ -27,7 +27,7 @@ class EnvironmentConfig(Section):
     interpreter: str | None = None
     """``verifiers``: the Python that has it installed; unset: Headrace's own."""
     tools: list[str] = []
-    """Tools that the model may call: ``package.module:function``, or the command of an MCP server as ``mcp: COMMAND``."""
+    """Tools that the model may call: ``package.module:function``, or an MCP server's command as ``mcp: COMMAND``."""
     turns_max: PositiveInt = 16
     """Turns of the model in an episode, at most."""
     turn_tokens: PositiveInt | None = None

@@ -68,6 +68,19 @@ class Limits(ProcessLimits):
     engine_crashes_max: int = Field(
         default=2, description="a prompt that was alone under suspicion when this many engines crashed is set aside"
     )
+    episodes_driven_max: int = Field(
+        default=512, description="episodes that are driven at once; each may have a question that waits for its turn"
+    )
+    turns_waiting_max: int = Field(
+        default=768,
+        description="questions that wait for a turn: retries come on top of one an episode; below concurrent_handlers",
+    )
+    episode_overdue_s: float = Field(
+        default=30.0, description="a driver ends an episode at episode_s, or kills it soon after; this is for both"
+    )
+    environment_metrics_max: int = Field(
+        default=32, description="different numbers of an environment's own that are averaged over a step; others go"
+    )
     score_retries: int = Field(default=2, description="repeats of a verifier that gave no result")
     score_batch_samples: int = Field(default=256, description="samples in one Score message")
     journal_flush_s: float = Field(default=0.05, description="group commit of the journal's write-behind lane")

@@ -77,7 +77,7 @@ class Returns:
     def revoke(self, worker: Worker, assignments: np.ndarray, why: str) -> None:
         """End these hand-outs here at once and there as soon as possible."""
         if len(assignments):
-            self._tell_to_stop(worker, assignments)
+            self.stop(worker, assignments)
             self.after(self._scope.journaled.apply(ev.Returned(worker.name, assignments, why)))
 
     def failed(self, news: AssignmentsFailed) -> None:
@@ -154,14 +154,15 @@ class Returns:
         for worker in scope.workers.by_name.values():
             numbers = scope.ledger.live_among(worker.name, suspects)
             if len(numbers):
-                self._tell_to_stop(worker, numbers)
+                self.stop(worker, numbers)
                 taken.append(scope.journaled.apply(ev.Returned(worker.name, numbers, why)))
         for step in held:
             self._drop_poison(batches[step])
         for outcome in taken:
             self.after(outcome)
 
-    def _tell_to_stop(self, worker: Worker, assignments: np.ndarray) -> None:
+    def stop(self, worker: Worker, assignments: np.ndarray) -> None:
+        """Tell a worker to generate these no longer; what becomes of them is the caller's business."""
         order = Revoke(job=self._scope.name, term=self._scope.ledger.term, assignments=assignments)
         self._scope.tell(worker.address, order)
 

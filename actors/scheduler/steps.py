@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -30,14 +31,19 @@ from actors.scheduler.examples import Examples
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 
+Row = dict[str, float]
 _TO_GENERATE: Final = (SampleState.QUEUED, *IN_FLIGHT, SampleState.WAITING)
 
 
 class Steps:
     """It takes a job from step to step."""
 
-    def __init__(self, scope: JobScope, fleet: Fleet, grants: Grants, meter: StepMeter) -> None:
+    def __init__(
+        self, scope: JobScope, fleet: Fleet, grants: Grants, meter: StepMeter, further: Callable[[StepBatch], Row]
+    ) -> None:
+        """``further``: columns of a committed step, besides those of meter and fleet."""
         self._scope = scope
+        self._further = further
         self._journal = scope.journaled.journal
         self._fleet = fleet
         self._grants = grants
@@ -222,7 +228,7 @@ class Steps:
 
     def _tell_committed(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self._scope.ctx.now())
-        metrics |= self._fleet.committed(batch, commit.metrics, replay=replay)
+        metrics |= self._fleet.committed(batch, commit.metrics, replay=replay) | self._further(batch)
         dropped = Counter(batch.drop_reasons.values()).most_common(self._scope.limits.drop_reasons_told)
         news = StepCommitted(
             job=self._scope.name, step=batch.step, replay=replay, metrics=metrics, dropped=dict(dropped)

@@ -59,7 +59,7 @@ def _check_source(job: JobConfig) -> list[Found]:
         fix = "Use one of: exact_match, math_verify, reasoning_gym, function, http, model"
         return [("reward.kind", "is missing, and has no default", fix)]
     if job.reward.each:
-        wrong = f"is set, and environment.kind is {job.environment.kind}: an episode's reward comes from its environment"
+        wrong = f"is set, and environment.kind is {job.environment.kind}: the reward comes from the environment"
         return [("reward", wrong, "Remove it, and let the environment return the reward")]
     return []
 
