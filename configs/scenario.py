@@ -34,7 +34,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 _HEALABLE: Final[tuple[Kind, ...]] = (
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt",
 )  # fmt: skip
-TargetRole = Literal["rollout", "trainer", "weights", "rewards", "train_service", "node", "head"]
+TargetRole = Literal[
+    "rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service", "node", "head"
+]
 
 
 class SimulatedJob(Section):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from configs.episode_schema import EnvironmentConfig, GatewayConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
 from configs.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
@@ -286,11 +287,13 @@ class JobConfig(Section):
     """Optimizer steps, a whole number of at least 1."""
     model: ModelConfig
     data: DataConfig
-    reward: RewardConfig
+    reward: RewardConfig = Field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
     critic: CriticConfig = CriticConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    gateway: GatewayConfig = GatewayConfig()
     sync: SyncConfig = SyncConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -304,6 +307,16 @@ class JobConfig(Section):
     def staleness(self) -> int:
         """The staleness bound in versions: 0 in the on-policy modes."""
         return {"async": self.sync.max_staleness, "one_step_barrier": 1}.get(self.sync.mode, 0)
+
+    @property
+    def has_episodes(self) -> bool:
+        """Whether an environment speaks between the model's turns; else each prompt is answered once."""
+        return self.environment.kind != "none"
+
+    @property
+    def episode_tokens(self) -> int:
+        """Tokens of an episode, of model and environment together, at most."""
+        return self.environment.episode_tokens or 4 * self.rollout.max_tokens
 
     @property
     def scores_early(self) -> bool:

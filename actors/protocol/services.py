@@ -14,7 +14,7 @@ from transport.address import ActorAddress
 class RegisterService(Message):
     """A service of the job is ready at ``address``. Reply: Acknowledged.
 
-    ``role``: ``weights``, ``rewards``, ``prompts``, ``trainer``, ``ranker`` or ``job``. A newer incarnation replaces
+    ``role``: ``weights``, ``rewards``, ``prompts``, ``trainer``, ``ranker``, ``gateway`` or ``job``. A newer incarnation replaces
     the older one; the trainer is told of new ``weights`` by ServiceChanged, the workers by PullVersion.
     """
 
