@@ -344,6 +344,32 @@ class Limits(ProcessLimits):
     control_peers: int = Field(
         default=1024, description="clients of the control socket whose malformed frames are counted apart"
     )
+    # gateway
+    gateway_request_bytes: int = Field(
+        default=16 << 20, description="one request; a million token ids as JSON are 8 MB"
+    )
+    gateway_requests: int = Field(
+        default=4096, description="requests answered at once; more are told to come back, so that memory stays bounded"
+    )
+    gateway_questions: int = Field(
+        default=16, description="questions of one episode that wait for its turns; more are told to come back"
+    )
+    gateway_episodes: int = Field(
+        default=4096, description="episodes whose rows are kept at hand; those left out are asked of the ledger again"
+    )
+    gateway_renderings: int = Field(
+        default=4096, description="renderings kept at hand: a conversation is compared by looking up what was computed"
+    )
+    gateway_stops: int = Field(
+        default=16, description="stop texts of a request; OpenAI takes 4, and each is looked for in the whole turn"
+    )
+    gateway_alive_s: float = Field(
+        default=0.5,
+        gt=0,
+        description="between two signs of life while a turn runs; read time-outs of clients are longer",
+    )
+    gateway_read_s: float = Field(default=60.0, description="the body of one request, and one write to a client")
+    gateway_busy_s: float = Field(default=1.0, description="after which a client that was told to come back should")
     # runs that a program has started
     held_end_s: float = Field(
         default=600.0,

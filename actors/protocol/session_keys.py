@@ -22,8 +22,6 @@ from transport.errors import HeadraceError
 
 KEY_FILE: Final = "gateway.key"
 _ADMIN: Final = "hr-admin-"
-_KEY_CHARACTERS_MAX: Final = 256
-"""Those of a session key: 64 of the job's name, four numbers and the signature fit in."""
 _SIGNATURE_CHARACTERS: Final = 32
 """In hexadecimal: 128 bits, nobody guesses it."""
 
@@ -79,7 +77,7 @@ class SessionKeys:
         Raises:
             BadKey: it is no session key of this job, or was not signed here.
         """
-        named, _, signature = key[:_KEY_CHARACTERS_MAX].rpartition("-")
+        named, _, signature = key.rpartition("-")
         head, *numbers = named.rsplit("-", 4)
         if head != f"hr-{self._job}" or len(numbers) != 4 or not all(n.isascii() and n.isdecimal() for n in numbers):
             raise BadKey("this is no session key of this job: use the one that the episode was begun with")
