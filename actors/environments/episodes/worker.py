@@ -10,7 +10,8 @@ Invariants
 - It acts under a lease (``actors/core/tenure.py``). When that lapses it kills what it runs, and registers again.
 - Without its scheduler it goes on, until its lease lapses, and offers itself to whoever has its name and place then,
   with what it runs. What it is not to keep, it kills.
-- An episode takes a slot until its end is acknowledged, so that no end is lost with a scheduler.
+- An episode is among those that run until its end is acknowledged, so that no end is lost with a scheduler. Its slot is
+  free before that: its scheduler may have heard, and begin another.
 - Commands of an older term are refused. Those that overtake the answer to its offer wait for it, a bounded number.
 - A directory is removed at the end of its episode, but for the newest that failed.
 """
@@ -74,7 +75,9 @@ class EnvironmentWorker(RegisteredActor):
         self._early: deque[Command] = deque()
         """Commands of a scheduler whose answer to our offer is still on its way."""
         self._running: dict[EpisodeName, asyncio.Task[object]] = {}
-        """Episodes whose end has not been acknowledged; as many as there are slots."""
+        """Episodes whose end has not been acknowledged."""
+        self._driven: set[EpisodeName] = set()
+        """Those of them that have not ended; as many as there are slots."""
 
     @property
     def running(self) -> list[EpisodeName]:
@@ -175,8 +178,7 @@ class EnvironmentWorker(RegisteredActor):
             return
         for work in command.episodes:
             if work.name not in self._running:
-                has_room = len(self._running) < self._job.environment.slots
-                task = self.ctx.start_task(self._live(work, has_room), f"episode {_key(work.name)}")
+                task = self.ctx.start_task(self._live(work), f"episode {_key(work.name)}")
                 self._running[work.name] = task
 
     def _forget(self, episodes: Iterable[EpisodeName]) -> None:
@@ -187,19 +189,24 @@ class EnvironmentWorker(RegisteredActor):
 
     # ------------------------------------------------------------------ an episode
 
-    async def _live(self, work: EpisodeWork, has_room: bool) -> None:
+    async def _live(self, work: EpisodeWork) -> None:
         try:
-            if has_room:
-                verdict = await self._driven(work)
-            else:
-                slots = self._job.environment.slots
-                verdict = failed(FailureKind.INFRASTRUCTURE, f"the worker's slots, {slots}, are all taken")
-            await self._tell(work.name, verdict)
+            await self._tell(work.name, await self._in_a_slot(work))
         finally:
             if self._running.get(work.name) is asyncio.current_task():
                 del self._running[work.name]
 
-    async def _driven(self, work: EpisodeWork) -> Verdict:
+    async def _in_a_slot(self, work: EpisodeWork) -> Verdict:
+        slots = self._job.environment.slots
+        if len(self._driven) >= slots:
+            return failed(FailureKind.INFRASTRUCTURE, f"the worker's slots, {slots}, are all taken")
+        self._driven.add(work.name)
+        try:
+            return await self._drive(work)
+        finally:
+            self._driven.discard(work.name)
+
+    async def _drive(self, work: EpisodeWork) -> Verdict:
         ends_s = self.ctx.now() + work.left_s
         order = self._order(_key(work.name), work)
         await self.ctx.run_blocking(_make, order)
