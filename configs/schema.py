@@ -325,6 +325,9 @@ class JobConfig(Section):
 
     @property
     def scores_early(self) -> bool:
-        """Reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only."""
-        with_kl = self.algorithm.kl_coefficient > 0
-        return self.trainer.score_early and with_kl and self.sync.mode in ("dynamic", "async")
+        """Reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only.
+
+        Episodes are not scored early.
+        """
+        wanted = self.trainer.score_early and self.algorithm.kl_coefficient > 0 and not self.has_episodes
+        return wanted and self.sync.mode in ("dynamic", "async")

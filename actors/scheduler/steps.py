@@ -194,16 +194,22 @@ class Steps:
                 raise NotAccepted(str(error)) from error
             batch = scope.ledger.batches[commit.step]
             self._grants.close()
-            if not replay:
-                self._journal.record(batch)
-            await self._journal.durable()
-            if not replay:
-                self._tell_progress(commit.step)
-            self._fleet.versions.secured(commit.step)
-            self._tell_committed(batch, commit, replay=replay)
-            self.need_batch()
+            # A trainer that goes while the disk is asked cancels its question; the step is committed all the same.
+            told = scope.ctx.start_task(self._settle(batch, commit, replay=replay), f"settle step {commit.step}")
+            await asyncio.shield(told)
         await self._until_next_is_known(commit.step + 1)
         return self._verdict(commit.step)
+
+    async def _settle(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
+        """Make a commit durable, then tell everybody."""
+        if not replay:
+            self._journal.record(batch)
+        await self._journal.durable()
+        if not replay:
+            self._tell_progress(commit.step)
+        self._fleet.versions.secured(commit.step)
+        self._tell_committed(batch, commit, replay=replay)
+        self.need_batch()
 
     async def _until_next_is_known(self, step: int) -> None:
         """Wait: the trainer must not open a step that will never come because the data has just ended."""

@@ -35,6 +35,5 @@ def _check_beside(job: JobConfig) -> list[Found]:
         ("scheduling.seeding", "true", scheduling.seeding, "Set it to false"),
         ("provider.kind", "functions", job.provider.kind == "functions", "Set it to none or local"),
         ("rollout.length_ranking", rollout.length_ranking, rollout.length_ranking != "none", "Set it to none"),
-        ("algorithm.name", "ppo", job.algorithm.name == "ppo", "Set it to a rule that compares siblings, such as grpo"),
     ]
     return [(key, f"{value} {because}", fix) for key, value, wrong, fix in beside if wrong]

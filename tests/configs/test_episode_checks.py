@@ -25,7 +25,6 @@ def found(**sections: Any) -> list[str]:
         ({"scheduling": {"policy": "planned"}}, "scheduling.policy: planned is not built for episodes"),
         ({"scheduling": {"seeding": True}}, "scheduling.seeding: true is not built for episodes"),
         ({"rollout": {"length_ranking": "history"}}, "rollout.length_ranking: history is not built for episodes"),
-        ({"algorithm": {"name": "ppo"}}, "algorithm.name: ppo is not built for episodes (environment.kind: python)"),
         (
             {"environment": {"turn_tokens": 9}, "rollout": {"max_tokens": 8}},
             "environment.turn_tokens: 9 is more than the model's tokens of a whole episode (rollout.max_tokens), 8",

@@ -420,6 +420,29 @@ def test_a_step_whose_commit_was_not_answered_any_more_still_gets_its_row_and_on
     in_world(scenario)
 
 
+def test_a_trainer_that_goes_while_its_commit_is_on_its_way_to_the_disk_takes_nothing_of_it_back(
+    in_world: InWorld,
+) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        durable = world.journal.durable
+
+        async def durable_soon() -> None:
+            if world.scheduler._ledger.committed_steps == 2 and "trainer" in world.systems:
+                await world.systems["trainer"].stop()  # which takes back what it has asked
+                del world.systems["trainer"]
+            await asyncio.sleep(0.05)
+            await durable()
+
+        world.journal.durable = durable_soon
+        await world.until(lambda: "trainer" not in world.systems)
+        await asyncio.sleep(1)
+        steps = [event.fields["step"] for event in world.events if event.kind == "step"]
+        assert steps == [0, 1] and world.scheduler._fleet.versions.secured_step == 1
+
+    in_world(scenario)
+
+
 def test_a_paused_job_stays_paused_over_the_death_of_its_head(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         from actors.protocol.jobs import JobReport, PauseJob, ResumeJob
