@@ -380,7 +380,7 @@ class Scheduler(Actor):
     def leases(self) -> list[tuple[PeerId, float]]:
         """Each worker's process, and the loop time at which its lease ends unless it is renewed."""
         workers = [(w.address.peer, w.lease.expires_s) for w in self._workers.by_name.values() if w.lease is not None]
-        return workers + self._episodes.leases()
+        return workers + (self._episodes.leases() if self.begun else [])
 
     def progress_now(self) -> Progress | None:
         """What QueryProgress is answered, without waiting for a turn behind tokens; None until the journal is read."""
