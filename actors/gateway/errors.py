@@ -35,6 +35,12 @@ class HttpProblem(HeadraceError):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
+def spent(budget: str) -> HttpProblem:
+    """``budget``: ``turns``, ``tokens`` or ``time``, which is told as ``param``."""
+    text = f"the episode's budget is spent ({budget}): end it, and score what there is"
+    return HttpProblem(400, BUDGET_SPENT, text, param=budget)
+
+
 def wrong(param: str, text: str, code: str = "invalid_value") -> HttpProblem:
     """A field of the request cannot be served as it is."""
     return HttpProblem(400, code, f"{param}: {text}", param=param)

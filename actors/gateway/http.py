@@ -10,7 +10,7 @@ Invariants
 - Nothing that comes in ends the process: what is not foreseen is answered 500, and logged.
 - A reply that has begun with signs of life cannot change its status any more. If the turn fails then, the connection
   breaks: an SDK asks again, and gets the status.
-- ``delivered`` is called once a whole reply has been written to a connection that stood.
+- A reply is heard once the whole of it has been written to a connection that stood.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Http:
         make: Callable[[Answer], Iterable[dict[str, Any]]],
         *,
         streams: bool,
-        delivered: Callable[[Answer], None],
+        settle: Callable[[Pending], None],
     ) -> web.StreamResponse:
         """Write what ``make`` makes of the answer: one object, or the events of a stream."""
         response = web.StreamResponse(headers=_EVENTS if streams else _JSON)
@@ -141,8 +141,7 @@ class Http:
                 body = b"".join(map(_event, parts)) + _DONE if streams else b"".join(map(msgspec.json.encode, parts))
                 await self._write(response, body)
                 await self._end(response)
-                if request.transport is not None and not request.transport.is_closing():
-                    delivered(answer)
+                pending.heard |= request.transport is not None and not request.transport.is_closing()
                 return response
             await self._end(response)
             return response
@@ -150,6 +149,7 @@ class Http:
             return self._broken(request, response)
         finally:
             pending.listeners -= 1
+            settle(pending)
 
     async def _until_answered(
         self, request: web.Request, response: web.StreamResponse, pending: Pending, sign: bytes

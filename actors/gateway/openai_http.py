@@ -78,7 +78,7 @@ class OpenAiRoutes:
                 else [self._replies.completion(answer, asked, now_s)]
             )
 
-        return await self._http.reply(request, pending, make, streams=streams, delivered=self._sessions.delivered)
+        return await self._http.reply(request, pending, make, streams=streams, settle=self._sessions.settle)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         episode = self._http.episode(request)
@@ -91,7 +91,7 @@ class OpenAiRoutes:
         name = asked.request_id or digest.hex()
         return await self._http.reply(
             request, pending, lambda answer: [self._replies.generated(answer, name)], streams=False,
-            delivered=self._sessions.delivered,
+            settle=self._sessions.settle,
         )  # fmt: skip
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:

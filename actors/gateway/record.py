@@ -44,8 +44,9 @@ class Record:
         self.tokens, self.logprobs, self.versions = found.tokens, found.logprobs, found.versions
         self.turns = turns_of(self.versions)
         self._cut(self.turns[-1].end if self.turns else 0)
-        self.model_tokens_left = found.model_tokens_left
+        self.model_tokens_left, self.turns_left = found.model_tokens_left, found.turns_left
         self.left_s = found.left_s
+        """Seconds that the episode had when this was told."""
 
     @property
     def length(self) -> int:
@@ -53,7 +54,7 @@ class Record:
         return len(self.tokens)
 
     def cut(self, length: int) -> None:
-        """Everything from ``length`` on is gone; what was said there is discarded, and not refunded."""
+        """Everything from ``length`` on is gone."""
         self._cut(length)
         self.turns = turns_of(self.versions)
 

@@ -17,6 +17,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from actors.core.errors import AskError, RemoteError
 from actors.core.leader import Leader
 from actors.core.message import Message
 from actors.core.patience import ask_patiently
-from actors.gateway.errors import BUDGET_SPENT, TOO_LONG, HttpProblem, wrong
+from actors.gateway.errors import TOO_LONG, HttpProblem, spent, wrong
 from actors.gateway.record import Record, Turn
 from actors.gateway.replies import Reply, ReplyReader
 from actors.gateway.walk import Answered, Owed, Question, Takes, Walk
@@ -64,6 +65,8 @@ class Pending:
 
     ended: asyncio.Future[Answer]
     listeners: int = 0
+    heard: bool = False
+    """Whether an agent has the whole reply."""
 
 
 @dataclass
@@ -72,6 +75,8 @@ class Session:
 
     episode: EpisodeName
     record: Record | None = None
+    ends_s: float = math.inf
+    """Time at which the episode is over."""
     owed: Owed = field(default_factory=Owed)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     pending: dict[bytes, Pending] = field(default_factory=dict[bytes, Pending])
@@ -118,10 +123,18 @@ class Sessions:
         self._ctx.start_task(self._run(hub, session, question, digest, pending), f"turn {digest[:4].hex()}")
         return pending
 
-    def delivered(self, answer: Answer) -> None:
-        """The agent has its reply."""
-        if (session := self._sessions.get(answer.episode)) is not None:
+    def settle(self, pending: Pending) -> None:
+        """Somebody listens no more, or there is something to hear: the reply is told, or owed if nobody took it."""
+        ended = pending.ended
+        if not ended.done() or ended.cancelled() or ended.exception() is not None:
+            return
+        answer = ended.result()
+        if (session := self._sessions.get(answer.episode)) is None:
+            return
+        if pending.heard:
             session.owed.told(answer.turn)
+        elif not pending.listeners:
+            session.owed.undelivered.add(answer.turn.number)
 
     def _ctx_future(self) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -143,6 +156,7 @@ class Sessions:
                 answer = await self._answer(hub, session, question)
             if not pending.ended.done():
                 pending.ended.set_result(answer)
+                self.settle(pending)
         except HttpProblem as problem:
             self._fail(pending, problem)
         except (AskError, TimeoutError) as error:
@@ -167,6 +181,7 @@ class Sessions:
             record = session.record
             if record is None:
                 record = session.record = await self._get(hub, session.episode)
+                session.ends_s = self._ctx.now() + record.left_s
             decision = self._walk.decide(record, session.owed, question, session.episode.attempt)
             try:
                 if isinstance(decision, Answered):
@@ -205,16 +220,20 @@ class Sessions:
             job=self._job.name, episode=session.episode, offset=takes.offset, fresh=takes.fresh, tokens=spoken,
             turn_tokens=max(1, min(limit for limit in asked if limit is not None)), diverged=takes.diverged,
         )  # fmt: skip
-        said = await self._patiently(hub, message, TurnTaken)
+        try:
+            async with asyncio.timeout(max(0.0, session.ends_s - self._ctx.now())):
+                said = await self._patiently(hub, message, TurnTaken)
+        except TimeoutError as error:
+            raise spent("time") from error
         if said.status == "spent":
-            text = "the episode's budget of turns or tokens is spent: end it, and score what there is"
-            raise HttpProblem(400, BUDGET_SPENT, text)
+            session.record = None
+            raise spent("tokens" if (await self._get(hub, session.episode)).turns_left > 0 else "turns")
         _refuse(said.status)
+        if takes.diverged:
+            session.record = None  # what was cut is refunded, and the ledger counts it
         turns = next((i for i, turn in enumerate(record.turns) if turn.begin >= takes.offset), len(record.turns))
         session.owed.cut(turns)
-        turn = record.add(takes.offset, spoken, said, fresh=takes.fresh)
-        session.owed.undelivered.add(turn.number)
-        return turn
+        return record.add(takes.offset, spoken, said, fresh=takes.fresh)
 
     async def _cut_at_stop(
         self, hub: Leader, session: Session, record: Record, question: Question, turn: Turn

@@ -53,6 +53,7 @@ class Row:
     reward: float | None = None
     ended: bool = False
     turns_left: int = 16
+    left_s: float = 60.0
     running: tuple[int, asyncio.Future] | None = None
 
     @property
@@ -103,7 +104,7 @@ class FakeScheduler(Actor):
         logprobs = np.where(versions >= 0, -tokens / 1000, 0).astype(np.float32)
         return EpisodeRecord(
             status=status, tokens=tokens, logprobs=logprobs, versions=versions,
-            model_tokens_left=1000, tokens_left=3000, turns_left=row.turns_left, left_s=60.0,
+            model_tokens_left=1000, tokens_left=3000, turns_left=row.turns_left, left_s=row.left_s,
         )  # fmt: skip
 
     def _row(self, name: EpisodeName) -> tuple[Row | None, str]:
