@@ -28,4 +28,11 @@ def make_driver(job: JobConfig) -> Driver:
             options = {"data": job.data, **environment.options}
             return PythonDriver(ToolEnvironment, options, tools, "environment.options")
         return PythonDriver(load_function(environment.path, key), environment.options, tools, key)
-    raise EnvironmentRefused(f"environment.kind: {environment.kind} is not built yet; use python, agent or external")
+    if environment.kind == "openenv":
+        from actors.environments.episodes.openenv import OpenEnv
+
+        options = {"url": environment.url or "", **environment.options}
+        return PythonDriver(OpenEnv, options, Tools(environment.tools, environment.tool_s), "environment.url")
+    raise EnvironmentRefused(
+        f"environment.kind: {environment.kind} is not built yet; use python, agent, openenv or external"
+    )

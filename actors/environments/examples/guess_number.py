@@ -1,6 +1,6 @@
 """A guessing game: the model guesses the number of its row, and hears whether that is higher or lower.
 
-    user: Guess my number, 1 to 16.     assistant: 8     user: higher     assistant: 12     user: right
+    user: Guess my number, 1 to 8.     assistant: 4     user: higher     assistant: 6     user: right
 
 It is deterministic: what it says follows from the row and the guesses. The preset ``episodes`` trains it.
 """
@@ -17,7 +17,7 @@ _NUMBER: Final = re.compile(r"\d+")
 class GuessNumber:
     """It is one game. The reward of a right guess is 1 for the first, and falls in even steps towards 0."""
 
-    def __init__(self, numbers: int = 16, guesses: int = 5) -> None:
+    def __init__(self, numbers: int = 8, guesses: int = 4) -> None:
         self._numbers = numbers
         self._guesses = guesses
         self._secret = 0
