@@ -101,6 +101,8 @@ ROLES: dict[str, str] = {
     "weights": "actors.weights.server:build",
     "rewards": "actors.environments.worker:build",
     "ranker": "actors.ranker.ranker:build",
+    "gateway": "actors.gateway.service:build",
+    "environments": "actors.environments.episodes.worker:build",
 }
 
 

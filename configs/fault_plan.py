@@ -31,7 +31,9 @@ from configs.validation import Where, load_file, validate
 Kind = Literal[
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt", "disk_full", "clock"
 ]
-Role = Literal["rollout", "trainer", "weights", "rewards", "train_service", "scheduler", "node", "head"]
+Role = Literal[
+    "rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service", "scheduler", "node", "head"
+]
 Seconds = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 
@@ -103,7 +105,9 @@ class FaultBase(Section):
 
     HITS: ClassVar[tuple[str, ...]] = PROCESS
     """Forms of target that this kind can hit."""
-    ROLES: ClassVar[tuple[str, ...]] = ("rollout", "trainer", "weights", "rewards", "train_service", "node", "head")
+    ROLES: ClassVar[tuple[str, ...]] = (
+        "rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service", "node", "head",
+    )  # fmt: skip
     """Roles that it can hit."""
 
     kind: Any  # one literal in each kind; first, since it tells the kinds apart
@@ -178,7 +182,7 @@ class Slow(HealingFault):
     """
 
     HITS = ("role", "name")
-    ROLES = ("rollout", "trainer", "weights", "rewards", "train_service")
+    ROLES = ("rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service")
 
     kind: Literal["slow"] = "slow"
     factor: Annotated[float, Field(gt=1, le=100)] = 4.0

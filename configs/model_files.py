@@ -100,6 +100,14 @@ def prompt_tokens_max(job: JobConfig, directory: Path) -> int:
     return min(job.data.max_prompt_tokens, limit.count - job.rollout.max_tokens)
 
 
+def context_tokens_max(job: JobConfig, directory: Path) -> int:
+    """Tokens that an engine reads and writes in one sequence, at most: as many as the model has positions."""
+    if not job.has_episodes:
+        return prompt_tokens_max(job, directory) + job.rollout.max_tokens
+    limit = positions(directory)
+    return job.sequence_tokens if limit is None else min(job.sequence_tokens, limit.count)
+
+
 def why_too_long(job: JobConfig, directory: Path) -> tuple[str, str, str] | None:
     """Why responses of ``rollout.max_tokens`` do not fit the model, as (field, what is wrong, what to do)."""
     limit = positions(directory)

@@ -34,7 +34,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 _HEALABLE: Final[tuple[Kind, ...]] = (
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt",
 )  # fmt: skip
-TargetRole = Literal["rollout", "trainer", "weights", "rewards", "train_service", "node", "head"]
+TargetRole = Literal[
+    "rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service", "node", "head"
+]
 
 
 class SimulatedJob(Section):
@@ -114,6 +116,18 @@ class SimulatedJob(Section):
     """Questions that verifiers answer at once."""
     no_result: Probability = 0.0
     """How often a verifier gives no verdict."""
+    turns_max: NonNegativeInt = 0
+    """As ``environment.turns_max``: each sample is an episode, a guessing game; 0: each prompt is answered once."""
+    turn_tokens: PositiveInt | None = None
+    """As ``environment.turn_tokens``."""
+    environments: PositiveInt = 1
+    """As ``environment.workers``."""
+    episode_slots: PositiveInt = 4
+    """As ``environment.slots``."""
+    drift: Probability = 0.0
+    """How often, in each turn, a game that is begun again says something else than before."""
+    environment_fails: Probability = 0.0
+    """How often an environment fails in a turn, by no doing of the model's."""
 
     @model_validator(mode="after")
     def _groups_fit(self) -> SimulatedJob:
@@ -165,6 +179,8 @@ class Costs(Section):
     """For each byte of trained state that a training service parks or resumes; a simulated job has 2,312."""
     verdict_s: tuple[Seconds, Seconds] = (0.01, 0.2)
     """For each response; drawn between the two."""
+    environment_s: tuple[Seconds, Seconds] = (0.01, 0.2)
+    """For each word of an environment; drawn between the two."""
     read_s: Seconds = 0.1
     """The prompts of one step."""
     disk_s: Seconds = 0.004
@@ -301,7 +317,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "name": job.name, "seed": seed, "steps": job.steps,
         "model": {"source": "hf", "path": model_path},
         "data": {"source": "jsonl", "path": data_path, "max_prompt_tokens": job.prompt_tokens},
-        "reward": {"kind": "exact_match", "workers": job.reward_workers},
+        "reward": {"kind": None if job.turns_max else "exact_match", "workers": job.reward_workers},
         "algorithm": {"group_size": job.group_size, "prompts_per_step": job.prompts_per_step, **_rule(job)},
         "critic": {"lr": 0.1, "warmup_steps": 1} if job.critic else {},
         "rollout": {
@@ -323,6 +339,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
             "place_rollout": job.place_rollout, "nodes": scenario.nodes if job.place_rollout == "remote" else 0,
         },
         "provider": {"kind": "functions", "idle_s": job.idle_s} if job.functions else {},
+        "environment": _environment(job),
         "metrics": {"samples": False, "tensorboard": False},
         "limits": scenario.limits,
     }  # fmt: skip
@@ -331,6 +348,15 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
 
 def _rule(job: SimulatedJob) -> dict[str, Any]:
     return {"name": "ppo", "kl_coefficient": 0.05} if job.critic else {}
+
+
+def _environment(job: SimulatedJob) -> dict[str, Any]:
+    if not job.turns_max:
+        return {}
+    return {
+        "kind": "agent", "path": "simulated.game:play", "turns_max": job.turns_max, "turn_tokens": job.turn_tokens,
+        "workers": job.environments, "slots": job.episode_slots,
+    }  # fmt: skip
 
 
 def _seeding(job: SimulatedJob) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.adapter_schema import AdapterConfig
+from configs.episode_schema import EnvironmentConfig, GatewayConfig
 from configs.evaluation_schema import SEED_OFFSET, EvaluationConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
@@ -293,13 +294,15 @@ class JobConfig(Section):
     """Optimizer steps, a whole number of at least 1."""
     model: ModelConfig
     data: DataConfig
-    reward: RewardConfig
+    reward: RewardConfig = Field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvaluationConfig | None = None
     """Held-out evaluation. Unset: none."""
     trainer: TrainerConfig = TrainerConfig()
     critic: CriticConfig = CriticConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    gateway: GatewayConfig = GatewayConfig()
     sync: SyncConfig = SyncConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -334,7 +337,25 @@ class JobConfig(Section):
         return self.data.sources | (self.eval.sources if self.eval is not None else {})
 
     @property
+    def has_episodes(self) -> bool:
+        """Whether an environment speaks between the model's turns; else each prompt is answered once."""
+        return self.environment.kind != "none"
+
+    @property
+    def episode_tokens(self) -> int:
+        """Tokens of an episode, of model and environment together, at most."""
+        return self.environment.episode_tokens or 4 * self.rollout.max_tokens
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of the longest sequence that the models read: prompt and response, or an episode in one context."""
+        return self.episode_tokens if self.has_episodes else self.data.max_prompt_tokens + self.rollout.max_tokens
+
+    @property
     def scores_early(self) -> bool:
-        """Reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only."""
-        with_kl = self.algorithm.kl_coefficient > 0
-        return self.trainer.score_early and with_kl and self.sync.mode in ("dynamic", "async")
+        """Reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only.
+
+        Episodes are not scored early.
+        """
+        wanted = self.trainer.score_early and self.algorithm.kl_coefficient > 0 and not self.has_episodes
+        return wanted and self.sync.mode in ("dynamic", "async")

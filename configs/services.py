@@ -156,7 +156,8 @@ def _findings(config: ServicesConfig) -> list[Finding]:
 def _not_a_name(name: str) -> str:
     if name == AUTO:
         return f"{AUTO} means that the placement chooses"
-    taken = name in ("trainer", "weights", "rewards", "prompts", "ranker") or name.startswith("rollout-")
+    taken = name in ("trainer", "weights", "rewards", "prompts", "ranker", "gateway")
+    taken = taken or name.startswith(("rollout-", "environments-"))
     return f"{name} is what a job's own process is called" if taken else ""
 
 

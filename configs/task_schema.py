@@ -186,8 +186,10 @@ class RewardConfig(Reward):
 
     @property
     def each(self) -> list[tuple[str, Reward]]:
-        """Every reward, and where it stands in the job file."""
-        return [(f"reward.parts.{i}", part) for i, part in enumerate(self.parts)] or [("reward", self)]
+        """Every reward, and where it stands in the job file; none where the environment gives it."""
+        if not self.parts:
+            return [] if self.kind is None else [("reward", self)]
+        return [(f"reward.parts.{i}", part) for i, part in enumerate(self.parts)]
 
     @property
     def names(self) -> list[str]:

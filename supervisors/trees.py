@@ -13,6 +13,7 @@
     └── per job (job_tree.py)
         ├── core.<job>          rest_for_one: metrics ─▶ scheduler (ledger, journal) ─▶ job
         ├── services.<job>      one_for_one: weights · rewards (and prompts) · trainer · ranker   a process each
+        │                       · gateway · environments-0 …, where the job has episodes
         └── rollout.<job>       one_for_one, sized by ``scale``: rollout-0 … rollout-n, and   a process each
                                 by the nodes (elastic_pool.py): rollout-<node> …
 

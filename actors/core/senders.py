@@ -27,7 +27,8 @@ HEAD: Final = "head"
 MACHINE: Final = "machine"
 """Name of the process that keeps the head, and hosts the node agent of the head's machine."""
 AGENT_ACTOR: Final = "agent"
-_SERVICES: Final = frozenset(["trainer", "weights", "rewards", "ranker"])
+_SERVICES: Final = frozenset(["trainer", "weights", "rewards", "ranker", "gateway"])
+_ENVIRONMENTS: Final = "environments-"
 _WORKERS: Final = ".rollout-"
 
 Guard = Callable[[PeerId, str, str], str | None]
@@ -43,7 +44,7 @@ class SenderKind(enum.StrEnum):
     AGENT = "node"
     """The node agent's process on another machine."""
     SERVICE = "service"
-    """A role process on the head's machine: trainer, weights, rewards, ranker."""
+    """A role process on the head's machine: trainer, weights, rewards, ranker, gateway, environments."""
     TRAIN_SERVICE = "train_service"
     """A process on the head's machine that trains for several jobs."""
     WORKER = "worker"
@@ -77,7 +78,7 @@ def sender_of(name: str) -> Sender:
         return Sender(SenderKind.STRANGER, node)
     if mark:
         return Sender(SenderKind.WORKER, node, job)
-    if node == HEAD and service in _SERVICES:
+    if node == HEAD and (service in _SERVICES or service.startswith(_ENVIRONMENTS)):
         return Sender(SenderKind.SERVICE, node, job)
     if node == HEAD and job == SHARED:
         return Sender(SenderKind.TRAIN_SERVICE, node, rest)

@@ -13,17 +13,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from actors.core.terminal_text import shares, shortened
+from actors.protocol.episodes import FRESH
 from actors.protocol.metrics import ShownTurn
-
-ENVIRONMENT: Final = -1
-"""Version of a token that the environment has written."""
-FRESH_CONTEXT: Final = -2
-"""Version of the environment's first token of a fresh context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +37,10 @@ def spans(versions: np.ndarray) -> list[Span]:
     """The turns of a response, by the version of each token; empty if it has none."""
     model = versions >= 0
     begins = np.ones(len(versions), np.bool_)
-    begins[1:] = (model[1:] != model[:-1]) | (versions[1:] == FRESH_CONTEXT)
+    begins[1:] = (model[1:] != model[:-1]) | (versions[1:] == FRESH)
     starts = np.nonzero(begins)[0].tolist()
     return [
-        Span("model" if model[start] else "environment", start, end, bool(versions[start] == FRESH_CONTEXT))
+        Span("model" if model[start] else "environment", start, end, bool(versions[start] == FRESH))
         for start, end in itertools.pairwise([*starts, len(versions)])
     ]
 

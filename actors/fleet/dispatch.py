@@ -27,6 +27,7 @@ from actors.policies import assign
 from actors.policies.assign import AssignSamples
 from actors.policies.view import AssignView, GroupView, WorkerView
 from actors.protocol.evaluations import is_evaluation, version_of
+from actors.protocol.marks import contexts
 from actors.protocol.work import Assign, PromptWork, SampleWork
 from configs.limits import Limits
 from transport.address import ActorAddress
@@ -183,6 +184,8 @@ class Dispatcher:
         bounds = [0, *(np.nonzero(np.diff(index))[0] + 1).tolist(), len(rows)]
         parts = [rows[start:end] for start, end in itertools.pairwise(bounds)]  # np.split takes ten times as long
         moved = batch.attempts[rows] > 0
+        if batch.episodes is not None:  # a later turn has tokens of some version, and what is begun goes first
+            moved |= batch.turns[rows] > 1
         with_moved = set(index[moved].tolist()) if moved.any() else set[int]()
         crashed = batch.crashes[rows] > 0
         suspects = set(index[crashed].tolist()) if crashed.any() else set[int]()
@@ -247,6 +250,8 @@ def _step(decision: AssignSamples) -> int:
 
 def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
     """Rows as work, siblings under their prompt; ``rows[i]`` has assignment ``first + i``."""
+    if batch.episodes is not None:
+        return [_turn(batch, row, number) for number, row in enumerate(rows.tolist(), first)]
     work: dict[int, PromptWork] = {}
     indices, siblings = (part.tolist() for part in np.divmod(rows, batch.group_size))
     begun = batch.length[rows].astype(bool).tolist()
@@ -257,3 +262,11 @@ def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
         held = batch.held(row) if has_begun else _NOTHING
         work[index].samples.append(SampleWork(number, sibling, held))
     return list(work.values())
+
+
+def _turn(batch: StepBatch, row: int, assignment: int) -> PromptWork:
+    """A turn of an episode, in its present context."""
+    index, sibling = divmod(row, batch.group_size)
+    tokens, now = batch.held(row), contexts(batch.marks(row))[-1]
+    sample = SampleWork(assignment, sibling, tokens[now.first :], first=now.first, limit=int(batch.limit[row]))
+    return PromptWork(batch.step, int(batch.prompts[index]), tokens[now.start : now.first], [sample])

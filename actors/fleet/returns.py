@@ -53,6 +53,8 @@ class Returns:
         self._recoveries = recoveries
         self._finished = finished
         self._settled = settled
+        self.waiting: Callable[[Rows], None] = lambda _: None
+        """Callback that gets the episodes, by step, whose turns are over."""
         self._unexplained = Unexplained(scope.ledger, scope.limits.ended_lives)
 
     def kept_back(self, step: int) -> np.ndarray:
@@ -66,6 +68,8 @@ class Returns:
                 worker.in_flight -= hand_outs
         if outcome.finished:
             self._finished(outcome.finished)
+        if outcome.waiting:
+            self.waiting(outcome.waiting)
         for step, rows in outcome.queued.items():
             self._drop_hopeless(self._scope.ledger.batches[step], rows, "it has moved too often")
         if outcome.ended:
@@ -74,7 +78,7 @@ class Returns:
     def revoke(self, worker: Worker, assignments: np.ndarray, why: str) -> None:
         """End these hand-outs here at once and there as soon as possible."""
         if len(assignments):
-            self._tell_to_stop(worker, assignments)
+            self.stop(worker, assignments)
             self.after(self._scope.journaled.apply(ev.Returned(worker.name, assignments, why)))
 
     def failed(self, news: AssignmentsFailed) -> None:
@@ -151,14 +155,15 @@ class Returns:
         for worker in scope.workers.by_name.values():
             numbers = scope.ledger.live_among(worker.name, suspects)
             if len(numbers):
-                self._tell_to_stop(worker, numbers)
+                self.stop(worker, numbers)
                 taken.append(scope.journaled.apply(ev.Returned(worker.name, numbers, why)))
         for step in held:
             self._drop_poison(batches[step])
         for outcome in taken:
             self.after(outcome)
 
-    def _tell_to_stop(self, worker: Worker, assignments: np.ndarray) -> None:
+    def stop(self, worker: Worker, assignments: np.ndarray) -> None:
+        """Tell a worker to generate these no longer; what becomes of them is the caller's business."""
         order = Revoke(job=self._scope.name, term=self._scope.ledger.term, assignments=assignments)
         self._scope.tell(worker.address, order)
 

@@ -25,6 +25,7 @@ from actors.core.errors import AskError, RemoteError
 from actors.core.patience import Patience
 from actors.core.ref import ActorRef
 from actors.protocol.batches import BatchIssued, DataEnded, IssueBatch, Prompt
+from actors.protocol.episodes import EpisodeLimits
 from actors.protocol.evaluations import (
     GiveUpEvaluation,
     evaluation_step,
@@ -180,6 +181,7 @@ class Issuing:
             group_size=self._config.algorithm.group_size if config is None else config.samples,
             sampling=self._sampling if config is None else self._evaluation_sampling,
             prompts=[Prompt(p.prompt, p.token_ids, p.context, p.answer_tokens) for p in prompts],
+            episodes=_episode_limits(self._config),
         )
 
     async def _unreadable(self, step: int, error: HeadraceError) -> None:
@@ -257,6 +259,13 @@ class Issuing:
             )
             message = f"prompts passed over: {passed:,} of {read.seen:,} rows looked at so far ({why})"
             self._owner.event("prompts_passed_over", message, passed=passed, seen=read.seen, rows=read.rows, why=why)
+
+
+def _episode_limits(config: JobConfig) -> EpisodeLimits | None:
+    if not config.has_episodes:
+        return None
+    environment, most = config.environment, config.rollout.max_tokens
+    return EpisodeLimits(environment.turns_max, environment.turn_tokens or most, config.episode_tokens)
 
 
 def _progress(read: PromptsRead, found: int, count: int) -> str:

@@ -33,6 +33,10 @@ _COUNTS = frozenset(
         "functions_started",
         "no_signal",
         "surplus",
+        "episodes",
+        "environment_tokens",
+        "environment_restarts",
+        "tokens_discarded",
     ]
 )
 
@@ -122,6 +126,7 @@ class Summary:
             "restarts": newest.get("restarts", 0),
             "prompts_lost": newest.get("prompts_lost", 0),
             "samples_trained_twice": newest.get("samples_trained_twice", 0),
+            "tokens_discarded": newest.get("tokens_discarded", 0),
             "policy_version": newest.get("policy_version", 0),
             **{name: int(value) if name in _COUNTS else round(value, 3) for name, value in self.bill.items()},
         }

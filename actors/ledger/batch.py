@@ -4,11 +4,14 @@ Invariants
 - Row r is sibling ``r % group_size`` of prompt ``prompts[r // group_size]``; columns change their length only where
   a batch is extended, behind its last row.
 - Row r's response is ``tokens[r, :length[r]]``, with each token's log-probability and policy version beside it.
+- Of an episode the environment's tokens stand in the response too; ``versions`` marks each (``protocol/episodes.py``).
 - The token matrices are zeroed lazily by the operating system: a row costs memory for the pages that it has reached,
-  not for ``max_tokens``.
+  not for ``width``.
 
         queued → assigned → streaming → finished → scored → granted → committed
            ▲________│___________│           └── dropped(reason), from any state before granted
+
+    episodes: waiting ─Turned─▶ queued → assigned → streaming ─▶ waiting ─EpisodesEnded─▶ scored → granted → committed
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 from actors.host.host_memory import zeros_by_page
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.events import BatchExtended, BatchIssued
+from actors.protocol.episodes import ENVIRONMENT, EpisodeLimits
 
 
 class SampleState(enum.IntEnum):
@@ -30,17 +34,19 @@ class SampleState(enum.IntEnum):
     QUEUED = 0
     ASSIGNED = 1
     STREAMING = 2
-    FINISHED = 3
-    SCORED = 4
-    GRANTED = 5
-    COMMITTED = 6
-    DROPPED = 7
+    WAITING = 3
+    """An episode waits for its environment."""
+    FINISHED = 4
+    SCORED = 5
+    GRANTED = 6
+    COMMITTED = 7
+    DROPPED = 8
 
 
 IN_FLIGHT = (SampleState.ASSIGNED, SampleState.STREAMING)
 _COLUMNS = (
     *("state", "length", "finish", "reward", "reward_parts", "assignment", "former", "holder", "attempts"),
-    *("failures", "crashes"),
+    *("failures", "crashes", "limit", "turns", "lives"),
 )
 """Columns of a batch with an entry a row, beside those of tokens."""
 
@@ -54,6 +60,13 @@ class Ragged:
     tokens: np.ndarray  # int32[sum(lengths)]
     logprobs: np.ndarray  # float32[sum(lengths)]
     versions: np.ndarray  # int32[sum(lengths)]
+
+    @property
+    def said(self) -> np.ndarray:
+        """int64[n] tokens of each row that the model has said."""
+        ends = np.cumsum(self.lengths)
+        counts = np.append(0, np.cumsum(self.versions >= 0))
+        return counts[ends] - counts[ends - self.lengths]
 
 
 class StepBatch:
@@ -77,9 +90,16 @@ class StepBatch:
         self.contexts = event.contexts
         self.beside_step = -1
         """Newest step that had been issued before this batch, where it evaluates a version."""
-        n, t = len(prompts) * event.group_size, event.sampling.max_tokens
+        self.episodes = event.episodes
+        """Bounds of the episodes; None: each prompt is answered once."""
+        if event.episodes is not None:
+            _check_limits(event, event.episodes)
+        self.width = event.sampling.max_tokens if event.episodes is None else event.episodes.episode_tokens
+        """Most tokens of a row."""
+        n, t = len(prompts) * event.group_size, self.width
         self.stop_ids = np.asarray(event.sampling.stop_token_ids, np.int32)
-        self.state = np.zeros(n, np.uint8)
+        begins = SampleState.QUEUED if event.episodes is None else SampleState.WAITING
+        self.state = np.full(n, begins, np.uint8)
         self.length = np.zeros(n, np.int32)
         self.finish = np.zeros(n, np.uint8)
         self.reward = np.full(n, np.nan)
@@ -90,9 +110,16 @@ class StepBatch:
         """Assignment that a former life of the scheduler gave to ``holder``; -1 if another one was given since."""
         self.holder = np.full(n, -1, np.int32)
         self.attempts = np.zeros(n, np.int32)
+        """Times that the row was handed out; of an episode: in its present turn."""
         self.failures = np.zeros(n, np.int32)
         self.crashes = np.zeros(n, np.int32)
         """Engines that crashed while they held the row and it could have been why; from 1 on it is a suspect."""
+        self.limit = np.full(n, t, np.int32)
+        """Position at which the present turn ends at the latest."""
+        self.turns = np.zeros(n, np.int32)
+        """Turns that the model has taken, or takes; 0 where there are no episodes."""
+        self.lives = np.zeros(n, np.int32)
+        """Lives of the environment so far; EpisodeName.attempt of the present one."""
         self.drop_reasons: dict[int, str] = {}
         self._tokens = zeros_by_page((n, t), np.int32)
         self._logprobs = zeros_by_page((n, t), np.float32)
@@ -110,7 +137,7 @@ class StepBatch:
         added = StepBatch(
             BatchIssued(
                 self.step, self.group_size, self.sampling, more.prompts, more.prompt_lengths, more.prompt_ids,
-                more.contexts,
+                more.contexts, self.episodes,
             )
         )  # fmt: skip
         before, tokens = len(self), self.prompt_tokens * len(self.prompts)
@@ -124,7 +151,7 @@ class StepBatch:
         width = int(self.length[:before].max(initial=0))
         for name in ("_tokens", "_logprobs", "_versions"):
             held = getattr(self, name)
-            whole = zeros_by_page((len(self), self.sampling.max_tokens), held.dtype)
+            whole = zeros_by_page((len(self), self.width), held.dtype)
             whole[:before, :width] = held[:, :width]
             setattr(self, name, whole)
 
@@ -187,7 +214,7 @@ class StepBatch:
         versions: np.ndarray | int,
     ) -> None:
         """Write ``counts[i]`` tokens of ``versions[i]`` into ``rows[i]`` from ``offsets[i]`` on; all lie end to end."""
-        at = rows.astype(np.int64) * self.sampling.max_tokens + offsets  # one index: numpy scatters by two half as fast
+        at = rows.astype(np.int64) * self.width + offsets  # one index: numpy scatters by two half as fast
         if len(tokens) != len(rows) or (counts != 1).any():
             at = np.repeat(at - (np.cumsum(counts) - counts), counts) + np.arange(len(tokens))
             versions = versions if isinstance(versions, int) else np.repeat(versions, counts)
@@ -195,26 +222,77 @@ class StepBatch:
         self._logprobs.reshape(-1)[at] = logprobs
         self._versions.reshape(-1)[at] = versions
 
+    def put_marked(self, row: int, tokens: np.ndarray, mark: int) -> None:
+        """Write tokens of an environment behind ``row``; ``mark`` is that of the first one."""
+        start = self.length[row]
+        at = slice(start, start + len(tokens))
+        self._tokens[row, at], self._logprobs[row, at], self._versions[row, at] = tokens, 0.0, ENVIRONMENT
+        self._versions[row, start] = mark
+        self.length[row] += len(tokens)
+
     def held(self, row: int) -> np.ndarray:
         """int32[length] response tokens of a row that is not committed."""
         return self._tokens[row, : self.length[row]]
 
+    def marks(self, row: int) -> np.ndarray:
+        """int32[length] version of each token of a row that is not committed, or what marks it as no model's."""
+        return self._versions[row, : self.length[row]]
+
+    def held_logprobs(self, row: int) -> np.ndarray:
+        """float32[length] log-probabilities of a row that is not committed."""
+        return self._logprobs[row, : self.length[row]]
+
+    def limits(self, rows: np.ndarray) -> np.ndarray | int:
+        """Positions at which the present turns of ``rows`` end at the latest: int32[n], or one for all."""
+        return self.width if self.episodes is None else self.limit[rows]
+
     def newest_version(self, rows: np.ndarray) -> int:
-        """The newest version of any token of ``rows``, which are not committed; -1 if they have none."""
-        rows = rows[self.length[rows] > 0]
-        return int(self._versions[rows, self.length[rows] - 1].max(initial=-1))
+        """The newest version of any token of ``rows``, which are not committed; -1 if the model has said none."""
+        return int(self.newest_versions(rows).max(initial=-1))
 
     def newest_versions(self, rows: np.ndarray) -> np.ndarray:
-        """int32[n] version of the last token of each of ``rows``, which are not committed; -1 where there is none."""
+        """int32[n] newest version in each of ``rows``, which are not committed; -1 where the model has said nothing."""
+        if self.episodes is not None:
+            return np.array([self.marks(row).max(initial=-1) for row in rows.tolist()], np.int32)
         length = self.length[rows]
         return np.where(length > 0, self._versions[rows, np.maximum(length - 1, 0)], -1)
 
+    def enter_rewards(self, rows: np.ndarray, rewards: np.ndarray, parts: np.ndarray | None) -> None:
+        """Score ``rows``.
+
+        Raises:
+            IllegalTransition: these are no rewards of theirs; nothing has changed.
+        """
+        self.check_rewards(rows, rewards, parts)
+        if parts is not None:
+            if not self.reward_parts.shape[1]:
+                self.reward_parts = np.full((len(self), parts.shape[1]), np.nan)
+            self.reward_parts[rows] = parts
+        self.reward[rows] = rewards
+        self.state[rows] = SampleState.SCORED
+
+    def check_rewards(self, rows: np.ndarray, rewards: np.ndarray, parts: np.ndarray | None) -> None:
+        """Raises IllegalTransition unless there is a number for each of ``rows``, and for each part of it."""
+        if len(rewards) != len(rows) or not np.isfinite(rewards).all():
+            raise IllegalTransition(f"step {self.step}: a reward must be a finite number for each sample")
+        if parts is None:
+            return
+        known = self.reward_parts.shape[1]
+        if parts.ndim != 2 or len(parts) != len(rows) or parts.shape[1] != (known or parts.shape[1]):
+            raise IllegalTransition(f"step {self.step}: {parts.shape} parts of rewards for {len(rows)} samples")
+        if not np.isfinite(parts).all():
+            raise IllegalTransition(f"step {self.step}: each part of a reward must be a finite number")
+
     def ended(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows hold a stop token at their end, and which of the others have spent their budget; bool[n] each."""
+        """Which rows end in a stop token of the model's, and which of the others have spent their budget; bool[n] each.
+
+        What an environment has written stops nothing.
+        """
         length = self.length[rows]
-        last = self._tokens[rows, np.maximum(length - 1, 0)]
-        stopped = (length > 0) & np.isin(last, self.stop_ids)
-        return stopped, ~stopped & (length >= self.sampling.max_tokens)
+        last = np.maximum(length - 1, 0)
+        said = (length > 0) & (self._versions[rows, last] >= 0)
+        stopped = said & np.isin(self._tokens[rows, last], self.stop_ids)
+        return stopped, ~stopped & (length >= self.limits(rows))
 
     def ragged(self, rows: np.ndarray) -> Ragged:
         """The responses of ``rows``, copied."""
@@ -237,6 +315,15 @@ class StepBatch:
         self._tokens = self._logprobs = self._versions = np.zeros((0, 0), np.int32)
 
 
+def _check_limits(event: BatchIssued, limits: EpisodeLimits) -> None:
+    if len(event.prompt_ids):
+        raise IllegalTransition(
+            f"step {event.step}: episodes have empty prompts, and these have {len(event.prompt_ids)}"
+        )
+    if min(limits.turns_max, limits.turn_tokens) < 1 or limits.episode_tokens < 2:
+        raise IllegalTransition(f"step {event.step}: {limits} leave an episode no turn")
+
+
 def _select(archive: Ragged, rows: np.ndarray) -> Ragged:
     """The entries of ``rows`` of an archive that holds every row in order."""
     ends = np.cumsum(archive.lengths)
@@ -248,7 +335,7 @@ def _select(archive: Ragged, rows: np.ndarray) -> Ragged:
 
 @functools.cache
 def one_of(*states: SampleState) -> np.ndarray:
-    """bool[8] by state; ``one_of(...)[batch.state]`` costs a tenth of ``np.isin``."""
+    """bool[9] by state; ``one_of(...)[batch.state]`` costs a tenth of ``np.isin``."""
     table = np.zeros(len(SampleState), np.bool_)
     table[list(states)] = True
     table.flags.writeable = False

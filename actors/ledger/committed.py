@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from actors.ledger.batch import SampleState, StepBatch
+from actors.ledger.batch import Ragged, SampleState, StepBatch
 from actors.protocol.tokens import FinishReason
 
 _STATES: Final = {int(state): state.name.lower() for state in SampleState}
@@ -26,15 +26,15 @@ class CommittedSample(msgspec.Struct, frozen=True):
     state: str
     """``committed`` or ``dropped``."""
     tokens_hash: str
-    """xxh3-128 of the response tokens as little-endian int32, in hex."""
+    """xxh3-128 of the response tokens as little-endian int32, in hex; of an episode with those of its environment."""
     n_tokens: int
     reward: float | None
     finish: str
     first_version: int | None
-    """Policy version of the first token; None for an empty response."""
+    """Policy version of the model's first token; None where it has said nothing."""
     last_version: int | None
     attempts: int
-    """Number of times that it was handed to a worker."""
+    """Number of times that it was handed to a worker; of an episode: in its last turn."""
     reason: str
     """Reason why it was dropped."""
 
@@ -45,9 +45,7 @@ def committed_rows(job: str, batch: StepBatch) -> list[CommittedSample]:
     ragged = batch.ragged(np.arange(n, dtype=np.int32))
     tokens = memoryview(ragged.tokens.astype("<i4").tobytes())
     ends = np.cumsum(ragged.lengths)
-    some = ragged.lengths > 0
-    at = np.minimum(np.stack([ends - ragged.lengths, ends - 1]), max(ends[-1] - 1, 0))  # an empty row's are not read
-    first, last = ragged.versions[at] if ends[-1] else np.zeros((2, n), np.int32)
+    some, first, last = _versions(batch, ragged, ends)
     columns = zip(
         range(n), ragged.lengths.tolist(), ends.tolist(), some.tolist(), first.tolist(), last.tolist(),
         batch.state.tolist(), batch.reward.tolist(), batch.finish.tolist(), batch.attempts.tolist(), strict=True,
@@ -71,3 +69,14 @@ def committed_rows(job: str, batch: StepBatch) -> list[CommittedSample]:
         )
         for row, length, end, some, first, last, state, reward, finish, attempts in columns
     ]
+
+
+def _versions(batch: StepBatch, ragged: Ragged, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whether the model has said something in each row, and the versions of its first and last token there."""
+    said = np.flatnonzero(ragged.versions >= 0)  # what an environment has written is passed over
+    starts, ends = np.searchsorted(said, ends - ragged.lengths), np.searchsorted(said, ends)
+    if not len(said):
+        return ends > starts, ends, ends
+    at = np.minimum(np.stack([starts, ends - 1]), len(said) - 1)  # an empty row's are not read
+    first, last = ragged.versions[said[at]]
+    return ends > starts, first, last

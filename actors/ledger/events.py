@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from actors.protocol.episodes import EpisodeLimits
 from actors.protocol.work import SamplingParams
 
 _ARRAY_EXT = 2
@@ -37,6 +38,8 @@ class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
     prompt_lengths: np.ndarray  # int32[P]
     prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
     contexts: list[bytes]
+    episodes: EpisodeLimits | None = None
+    """Bounds of the episodes, where each sample is one; None: each prompt is answered once."""
 
 
 class BatchExtended(msgspec.Struct, frozen=True, tag="batch_extended"):
@@ -146,6 +149,47 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
     """Rewards that each is the weighted sum of; None where there is one only."""
 
 
+class EpisodesBegun(msgspec.Struct, frozen=True, tag="episodes_begun"):
+    """A life of the environment of each of these begins: the first one, or one more after another was lost."""
+
+    step: int
+    rows: np.ndarray  # int32[n]
+
+
+class Turned(msgspec.Struct, frozen=True, tag="turned"):
+    """The environments of these have spoken, and the model is to take its turn, up to position ``limits[i]``.
+
+    Row i gets the next ``counts[i]`` tokens, from ``offsets[i]`` on, where it ends.
+    """
+
+    step: int
+    rows: np.ndarray  # int32[n]
+    offsets: np.ndarray  # int32[n]
+    fresh: np.ndarray  # uint8[n]
+    """Whether these tokens begin a fresh context."""
+    counts: np.ndarray  # int32[n], at least 1
+    tokens: np.ndarray  # int32[sum(counts)]
+    limits: np.ndarray  # int32[n]
+
+
+class EpisodeCut(msgspec.Struct, frozen=True, tag="episode_cut"):
+    """What stands in these from ``lengths[i]`` on is void, and a turn under way is over; their environments go on."""
+
+    step: int
+    rows: np.ndarray  # int32[n]
+    lengths: np.ndarray  # int32[n]
+
+
+class EpisodesEnded(msgspec.Struct, frozen=True, tag="episodes_ended"):
+    """These are over, with rewards. A turn under way is over too, and cut off."""
+
+    step: int
+    rows: np.ndarray  # int32[n]
+    rewards: np.ndarray  # float64[n]
+    parts: np.ndarray | None = None  # float64[n, k]
+    """As in ``Scored``."""
+
+
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     step: int
     rows: np.ndarray  # int32[n]
@@ -225,6 +269,10 @@ Event = (
     | Returned
     | Suspected
     | Scored
+    | EpisodesBegun
+    | Turned
+    | EpisodeCut
+    | EpisodesEnded
     | Dropped
     | Granted
     | Committed

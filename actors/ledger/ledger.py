@@ -11,6 +11,9 @@ Invariants
     (none) ────────────▶ queued ──────▶ assigned ───────▶ streaming ─▶ finished ─▶ scored ─▶ granted ─▶ committed
                            ▲                 │  Returned       │                     ▲  Rewound  │
                            └─────────────────┴─────────────────┘                     └───────────┘
+    of an episode:
+            BatchIssued         Turned                      a turn is over         EpisodesEnded
+    (none) ────────────▶ waiting ──────▶ queued … streaming ───────────────▶ waiting ──────▶ scored ─▶ …
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 
 from actors.ledger import events as ev
 from actors.ledger.batch import IN_FLIGHT, SampleState, StepBatch, one_of
+from actors.ledger.episode_entry import EpisodeEntry
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger_state import LedgerState, distinct
 from actors.ledger.outcome import Counters, Outcome, give_back
@@ -32,7 +36,7 @@ from actors.protocol.evaluations import is_evaluation, name_of_batch, version_of
 __all__ = ["Counters", "Ledger", "Outcome"]
 
 S = SampleState
-_UNSETTLED = (S.QUEUED, S.ASSIGNED, S.STREAMING, S.FINISHED, S.SCORED)
+_UNSETTLED = (S.QUEUED, S.ASSIGNED, S.STREAMING, S.WAITING, S.FINISHED, S.SCORED)
 
 
 class Ledger(LedgerState):
@@ -44,6 +48,7 @@ class Ledger(LedgerState):
         self._trained = TrainedPrompts()
         self._next_prompt = 0
         tokens = TokenEntry(self.batches, self._slots, self._workers, self.counters)
+        episodes = EpisodeEntry(self)
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ev.Opened: self._opened,
             ev.BatchIssued: self._issued,
@@ -53,6 +58,10 @@ class Ledger(LedgerState):
             ev.Returned: self._returned,
             ev.Suspected: self._suspected,
             ev.Scored: self._scored,
+            ev.EpisodesBegun: episodes.begin,
+            ev.Turned: episodes.turn,
+            ev.EpisodeCut: episodes.cut,
+            ev.EpisodesEnded: episodes.end,
             ev.Dropped: self._dropped,
             ev.Granted: self._granted,
             ev.Committed: self._committed,
@@ -193,37 +202,35 @@ class Ledger(LedgerState):
             return Outcome()
         batch = self._batch(event.step)
         batch.require(event.rows, (S.FINISHED,), "score")
-        if len(event.rewards) != len(event.rows) or not np.isfinite(event.rewards).all():
-            raise IllegalTransition(f"step {event.step}: a reward must be a finite number for each sample")
-        if event.parts is not None:
-            self._enter_parts(batch, event.rows, event.parts)
-        batch.reward[event.rows] = event.rewards
-        batch.state[event.rows] = S.SCORED
+        batch.enter_rewards(event.rows, event.rewards, event.parts)
         return Outcome()
-
-    def _enter_parts(self, batch: StepBatch, rows: np.ndarray, parts: np.ndarray) -> None:
-        known = batch.reward_parts.shape[1]
-        if parts.ndim != 2 or len(parts) != len(rows) or parts.shape[1] != (known or parts.shape[1]):
-            raise IllegalTransition(f"step {batch.step}: {parts.shape} parts of rewards for {len(rows)} samples")
-        if not np.isfinite(parts).all():
-            raise IllegalTransition(f"step {batch.step}: each part of a reward must be a finite number")
-        if not known:
-            batch.reward_parts = np.full((len(batch), parts.shape[1]), np.nan)
-        batch.reward_parts[rows] = parts
 
     def _dropped(self, event: ev.Dropped) -> Outcome:
         if self._pruned(event.step):
             return Outcome()
         batch = self._batch(event.step)
         batch.require(event.rows, _UNSETTLED, "drop")
-        running = batch.assignment[event.rows]
-        self._slots.end(running[running >= 0])
-        batch.assignment[event.rows] = -1
+        outcome = Outcome()
+        self.end_hand_outs(batch, event.rows, outcome)
         batch.state[event.rows] = S.DROPPED
         for row in event.rows.tolist():
             batch.drop_reasons[row] = event.reason
         self.counters.dropped += 0 if is_evaluation(event.step) else len(event.rows)
-        return Outcome()
+        return outcome
+
+    def end_hand_outs(self, batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
+        """End what workers hold of ``rows``; they are to stop it."""
+        running = batch.assignment[rows]
+        running = running[running >= 0]
+        if not len(running):
+            return
+        holders = self._slots.workers_of(running)
+        for index, name in enumerate(self._workers):
+            if len(numbers := running[holders == index]):
+                outcome.count_ended(name, len(numbers))
+                outcome.note_broken(name, numbers)
+        self._slots.end(running)
+        batch.assignment[rows] = -1
 
     def _granted(self, event: ev.Granted) -> Outcome:
         if self._pruned(event.step):

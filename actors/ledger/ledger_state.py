@@ -135,6 +135,14 @@ class LedgerState:
             raise IllegalTransition(f"step {step}: no batch has been issued, or it has been pruned")
         return batch
 
+    def batch_of(self, step: int) -> StepBatch | None:
+        """The batch of that step; None where its events have been pruned.
+
+        Raises:
+            IllegalTransition: none has been issued.
+        """
+        return None if self._pruned(step) else self._batch(step)
+
     def _pruned(self, step: int) -> bool:
         return step < self.floor and step not in self.batches
 

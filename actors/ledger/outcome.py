@@ -2,7 +2,8 @@
 
 Invariants
 - An Outcome is no state: equal events give equal ledgers whoever looks at it.
-- A sample is settled once a hand-out: finished, or back in the queue from where the ledger has it.
+- A sample is settled once a hand-out: finished (of an episode: waiting for its environment), or back in the queue from
+  where the ledger has it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Outcome:
     tokens: int = 0
     finished: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     """Rows that became finished."""
+    waiting: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+    """Rows whose turn is over: they wait for their environments."""
     queued: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     """Rows that went back to the queue."""
     ended: dict[str, int] = field(default_factory=dict[str, int])
@@ -48,6 +51,9 @@ class Counters:
     """They only grow. ``prompts_lost`` and ``samples_trained_twice`` are 0 in a right system."""
 
     tokens: int = 0
+    """Number of tokens that the model has said."""
+    tokens_discarded: int = 0
+    """Number of those that were cut off an episode."""
     unknown_rows: int = 0
     duplicate_rows: int = 0
     gap_rows: int = 0
@@ -62,16 +68,27 @@ class Counters:
 
 
 def finish(batch: StepBatch, rows: np.ndarray, reasons: np.ndarray | int, outcome: Outcome) -> None:
-    """End ``rows`` for good, for ``reasons``: FinishReason of each or of all."""
-    if len(rows):
-        batch.state[rows] = SampleState.FINISHED
-        batch.finish[rows] = reasons
-        batch.assignment[rows] = -1
-        _join(outcome.finished, batch.step, rows)
+    """End ``rows`` for ``reasons``, FinishReason of each or of all: for good, or the present turns of episodes."""
+    if not len(rows):
+        return
+    batch.finish[rows] = reasons
+    if batch.episodes is not None:
+        let_wait(batch, rows, outcome)
+        return
+    batch.state[rows] = SampleState.FINISHED
+    batch.assignment[rows] = -1
+    _join(outcome.finished, batch.step, rows)
+
+
+def let_wait(batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
+    """Have the episodes ``rows`` wait for their environments."""
+    batch.state[rows] = SampleState.WAITING
+    batch.assignment[rows] = -1
+    _join(outcome.waiting, batch.step, rows)
 
 
 def give_back(batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
-    """Put ``rows`` back to the queue, unless the tokens already end the sample."""
+    """Put ``rows`` back to the queue, unless the tokens already end the sample, or its turn."""
     if not len(rows):
         return
     stopped, spent = batch.ended(rows)

@@ -77,12 +77,12 @@ class TokenEntry:
         present = distinct(steps[right])
         if len(present) == 1 and right.all():
             batch = self._batches[present[0]]
-            return batch.length[rows], batch.sampling.max_tokens
+            return batch.length[rows], batch.limits(rows)
         ends, budget = np.zeros((2, len(rows)), np.int32)
         for step in present:
             of_step = right & (steps == step)
             ends[of_step] = self._batches[step].length[rows[of_step]]
-            budget[of_step] = self._batches[step].sampling.max_tokens
+            budget[of_step] = self._batches[step].limits(rows[of_step])
         return ends, budget
 
     def _enter(
@@ -154,9 +154,10 @@ class TokenEntry:
     ) -> np.ndarray:
         """bool[n] which rows of ``pick``, all of them of ``step``, enter; the others are counted."""
         batch = self._batches[step]
-        ends = batch.length[np.where(pick, rows, 0)]
+        picked = np.where(pick, rows, 0)
+        ends = batch.length[picked]
         duplicate = pick & (report.offsets < ends)
-        fits = report.offsets + report.counts <= batch.sampling.max_tokens
+        fits = report.offsets + report.counts <= batch.limits(picked)
         gap = pick & ~duplicate & ((report.offsets > ends) | ~fits | (report.finished > FinishReason.ABORTED))
         self._counters.duplicate_rows += int(np.count_nonzero(duplicate))
         self._counters.gap_rows += int(np.count_nonzero(gap))
@@ -173,6 +174,9 @@ def _check_columns(event: TokensAppended) -> None:
     columns = (event.offsets, event.counts, event.finished)
     if any(len(c) != n for c in columns) or (event.counts < 0).any() or event.counts.sum() != total:
         raise IllegalTransition(f"a report of {_who(event)} has columns that do not fit each other")
+    unmarked = event.versions < 0  # as of a worker that hands back before its first version, without a token
+    if unmarked.any() and event.counts[np.repeat(unmarked, event.row_counts)].any():
+        raise IllegalTransition(f"a report of {_who(event)} is of version {event.versions.min()}")
     if len(event.logprobs) != total:
         raise IllegalTransition(f"a report of {_who(event)} has {total} tokens and {len(event.logprobs)} logprobs")
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from actors.core.message import Message, message
+from actors.protocol.episodes import EpisodeLimits
 from actors.protocol.work import SamplingParams
 
 
@@ -36,6 +37,8 @@ class IssueBatch(Message):
     group_size: int
     sampling: SamplingParams
     prompts: list[Prompt]
+    episodes: EpisodeLimits | None = None
+    """Bounds of the episodes, where each sample is one; prompts are empty then. None: each prompt is answered once."""
 
 
 @message("scheduler.batch_issued")

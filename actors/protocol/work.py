@@ -42,12 +42,20 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 
 class SampleWork(msgspec.Struct, frozen=True):
-    """It is one sample to go on with. ``generated`` holds the response tokens that the ledger already has."""
+    """It is one sample to go on with. ``generated`` holds the response tokens that the ledger already has.
+
+    Of an episode the model gets the present context: the prompt is what its environment wrote first, and ``generated``
+    is what the two have said since.
+    """
 
     assignment: int
     """Number of this hand-out; a sample that moves gets a new one."""
     sibling: int
     generated: np.ndarray  # int32[k]
+    first: int = 0
+    """Position in its row of the token behind the prompt; above 0 for the later contexts and turns of an episode."""
+    limit: int = 0
+    """Position at which a turn ends; 0: it is no turn of an episode, and ends at ``SamplingParams.max_tokens``."""
 
 
 class PromptWork(msgspec.Struct, frozen=True):

@@ -5,7 +5,9 @@ Invariants (asserted for every kind by ``tests/contracts/test_rollout_engine_con
   and a new request all take effect between engine steps.
 - Every request that is added ends in exactly one row with a finish reason other than RUNNING; after that no row.
 - ``logprobs`` are of the distribution that the token was drawn from (after temperature, top-k and top-p).
-- A request with ``generated`` tokens goes on behind them; its first row has ``offset == len(generated)``.
+- A request with ``generated`` tokens goes on behind them; its first row has ``offset == first + len(generated)``.
+- The noise of a token belongs to (seed, prompt, sibling, position). What an episode's environment wrote ends no turn,
+  though it may be a stop token.
 - ``load_weights`` is all or nothing: on any error the engine still serves the version that it served before.
 - Rows carry the version that computed them; the prefix cache never crosses versions.
 - ``stats`` count what prefill has computed and what it has been spared, together the tokens of every sequence that has
@@ -61,6 +63,20 @@ class GenerationRequest:
     prompt_ids: np.ndarray  # int32[p]
     generated: np.ndarray  # int32[k]
     sampling: SamplingParams
+    first: int = 0
+    """Position of the token behind the prompt, where positions are counted from the beginning of the sample's row."""
+    limit: int = 0
+    """Position at which a turn of an episode ends; 0: it is no turn, and ends at ``sampling.max_tokens``."""
+
+    @property
+    def position(self) -> int:
+        """Position of the token that comes next."""
+        return self.first + len(self.generated)
+
+    @property
+    def end(self) -> int:
+        """Position at which it ends at the latest."""
+        return self.limit or self.sampling.max_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -313,6 +313,8 @@ def _requests(message: Assign) -> list[GenerationRequest]:
             prompt_ids=work.prompt_ids,
             generated=sample.generated,
             sampling=message.sampling,
+            first=sample.first,
+            limit=sample.limit,
         )
         for work in message.work
         for sample in work.samples

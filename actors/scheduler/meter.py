@@ -63,6 +63,7 @@ class StepMeter:
         counters = self._ledger.counters
         rows = np.nonzero(batch.state == SampleState.COMMITTED)[0].astype(np.int32)
         ragged = batch.ragged(rows)
+        said, versions = ragged.said, ragged.versions[ragged.versions >= 0]
         self.cut()
         assert self._cut is not None
         (generated, idle_fraction, prefills), self._cut = self._cut, None
@@ -74,11 +75,11 @@ class StepMeter:
             "samples": len(rows),
             "samples_dropped": len(batch) - len(rows),
             "tokens_generated": generated,
-            "tokens_trained": int(ragged.lengths.sum()),
-            "response_tokens_mean": float(ragged.lengths.mean()) if len(rows) else math.nan,
-            "response_tokens_max": int(ragged.lengths.max(initial=0)),
+            "tokens_trained": int(said.sum()),
+            "response_tokens_mean": float(said.mean()) if len(rows) else math.nan,
+            "response_tokens_max": int(said.max(initial=0)),
             "truncated_fraction": float((batch.finish[rows] == FinishReason.LENGTH).mean()) if len(rows) else math.nan,
-            "staleness_max": batch.step - int(ragged.versions.min(initial=batch.step)),
+            "staleness_max": batch.step - int(versions.min(initial=batch.step)),
             "rollout_idle_fraction": idle_fraction,
             "rows_ignored": counters.unknown_rows + counters.duplicate_rows + counters.gap_rows,
             "samples_migrated": counters.samples_migrated,

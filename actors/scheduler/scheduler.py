@@ -18,6 +18,7 @@ and what they generate. The other parts, by what they own:
 
     steps      batches, commits, checkpoints, in order     scoring    questions to the reward worker
     leases     what the trainer has of its step            services   who serves in the other roles
+    episodes   who drives each episode                     turns      what the gateway asks of them
     meter      the row of a step in metrics.jsonl          progress   how far it is, and whom it waits for
 
 Invariants
@@ -45,6 +46,7 @@ from actors.ledger import events as ev
 from actors.ledger.journal import Journal, SqliteJournal
 from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Counters, Ledger
+from actors.protocol import episodes as ep
 from actors.protocol.batches import (
     BatchIssued,
     DataEnded,
@@ -72,6 +74,8 @@ from actors.protocol.workers import (
     WorkerEnded,
     WorkerVersion,
 )
+from actors.scheduler.episode_rows import EpisodeRows
+from actors.scheduler.episodes import Episodes
 from actors.scheduler.filtering import SpreadFilter
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
@@ -79,6 +83,7 @@ from actors.scheduler.progress import ProgressReport
 from actors.scheduler.scoring import Scoring, restored
 from actors.scheduler.services import Services
 from actors.scheduler.steps import Steps
+from actors.scheduler.turns import Turns
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
 
@@ -144,7 +149,9 @@ class Scheduler(Actor):
         self._fleet = fleet = Fleet(scope, self._scoring.finished, self._on_settled)
         spread = SpreadFilter(scope) if job.algorithm.filter == "spread" else None
         self._grants = Grants(scope, fleet, spread)
-        self._steps = Steps(scope, fleet, self._grants, self._meter, spread)
+        rows = EpisodeRows(scope, fleet)
+        self._turns, self._episodes = Turns(scope, rows), Episodes(scope, fleet, rows, self._on_settled)
+        self._steps = Steps(scope, fleet, self._grants, self._meter, self._episodes.committed, spread)
         self._registry = Services(scope, fleet, self._scoring, self._grants, self._steps)
         self._progress = ProgressReport(scope, fleet, self._grants, self._steps)
         self.begun = True
@@ -158,6 +165,7 @@ class Scheduler(Actor):
         self.ctx.send_after(self._job.limits.scheduler_tick_s, Tick())
         self._progress.look()
         self._fleet.tick(self.ctx.now())
+        self._episodes.tick(self.ctx.now())
         self._steps.look(self.ctx.now())
         self.need_batch()
         self.assign()
@@ -168,6 +176,7 @@ class Scheduler(Actor):
 
     def assign(self) -> None:
         self._fleet.assign()
+        self._episodes.pump()
 
     def lease(self) -> None:
         """Send the trainer what is complete."""
@@ -182,6 +191,7 @@ class Scheduler(Actor):
         self._steps.need_batch()
 
     def _on_settled(self, step: int) -> None:
+        self._episodes.dropped(step)
         if is_evaluation(step):
             self._steps.evaluations.settled(step)
         elif step == self._grants.step:
@@ -247,7 +257,7 @@ class Scheduler(Actor):
 
     @handles(RenewLease)
     async def renew_lease(self, question: RenewLease) -> LeaseRenewed:
-        return self._fleet.enrolment.renew(question)
+        return self._episodes.renew(question) or self._fleet.enrolment.renew(question)
 
     @handles(WorkerVersion)
     async def worker_version(self, news: WorkerVersion) -> None:
@@ -317,7 +327,40 @@ class Scheduler(Actor):
     @handles(Down)
     async def down(self, news: Down) -> None:
         self._fleet.down(news)
+        self._episodes.down(news)
         self._registry.down(news)
+
+    # ------------------------------------------------------------ episodes
+
+    @handles(ep.RegisterEnvironment)
+    async def register_environment(self, offer: ep.RegisterEnvironment) -> ep.EnvironmentRegistered:
+        return self._episodes.register(offer)
+
+    @handles(ep.LeaseEpisode)
+    @concurrent
+    async def lease_episode(self, question: ep.LeaseEpisode) -> ep.EpisodeLeased:
+        return await self._episodes.lease(question)
+
+    @handles(ep.EpisodeEnded)
+    @concurrent
+    async def episode_ended(self, news: ep.EpisodeEnded) -> Acknowledged:
+        await self._episodes.ended(news)
+        return Acknowledged()
+
+    @handles(ep.GetEpisode)
+    async def get_episode(self, question: ep.GetEpisode) -> ep.EpisodeRecord:
+        return self._turns.record(question, self._episodes.left_s(question.episode))
+
+    @handles(ep.TakeTurn)
+    @concurrent
+    async def take_turn(self, ask: ep.TakeTurn) -> ep.TurnTaken:
+        return await self._turns.take(ask)
+
+    @handles(ep.CutTurn)
+    @concurrent
+    async def cut_turn(self, order: ep.CutTurn) -> Acknowledged:
+        await self._turns.cut(order)
+        return Acknowledged()
 
     # ------------------------------------------------------------ trainer
 
@@ -349,7 +392,8 @@ class Scheduler(Actor):
 
     def leases(self) -> list[tuple[PeerId, float]]:
         """Each worker's process, and the loop time at which its lease ends unless it is renewed."""
-        return [(w.address.peer, w.lease.expires_s) for w in self._workers.by_name.values() if w.lease is not None]
+        workers = [(w.address.peer, w.lease.expires_s) for w in self._workers.by_name.values() if w.lease is not None]
+        return workers + (self._episodes.leases() if self.begun else [])
 
     def progress_now(self) -> Progress | None:
         """What QueryProgress is answered, without waiting for a turn behind tokens; None until the journal is read."""

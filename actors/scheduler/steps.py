@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import numpy as np
@@ -35,16 +35,25 @@ from actors.scheduler.filtering import FILTERED, SpreadFilter
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 
-_TO_GENERATE: Final = (SampleState.QUEUED, *IN_FLIGHT)
+Row = dict[str, float]
+_TO_GENERATE: Final = (SampleState.QUEUED, *IN_FLIGHT, SampleState.WAITING)
 
 
 class Steps:
     """It takes a job from step to step."""
 
     def __init__(
-        self, scope: JobScope, fleet: Fleet, grants: Grants, meter: StepMeter, spread: SpreadFilter | None = None
+        self,
+        scope: JobScope,
+        fleet: Fleet,
+        grants: Grants,
+        meter: StepMeter,
+        further: Callable[[StepBatch], Row],
+        spread: SpreadFilter | None = None,
     ) -> None:
+        """``further``: columns of a committed step, besides those of meter and fleet."""
         self._scope = scope
+        self._further = further
         self._filter = spread
         self.evaluations = Evaluations(scope, fleet.versions, lambda: self.count)
         self.evaluations.ended = self._tell_end
@@ -283,7 +292,7 @@ class Steps:
 
     def _tell_committed(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self._scope.ctx.now())
-        metrics |= self._fleet.committed(batch, commit.metrics, replay=replay)
+        metrics |= self._fleet.committed(batch, commit.metrics, replay=replay) | self._further(batch)
         reasons = [reason for reason in batch.drop_reasons.values() if reason not in FILTERED]
         dropped = Counter(reasons).most_common(self._scope.limits.drop_reasons_told)
         news = StepCommitted(
@@ -366,4 +375,5 @@ def _batch_event(batch: IssueBatch) -> ev.BatchIssued:
         prompt_lengths=lengths,
         prompt_ids=ids,
         contexts=[p.context for p in batch.prompts],
+        episodes=batch.episodes,
     )

@@ -60,9 +60,9 @@ class StepAccounts:
         a mean of nothing is NaN.
         """
         granted = list(groups)
-        lengths = np.concatenate([g.lengths for g in granted]) if granted else np.zeros(0, dtype=np.int32)
+        lengths = np.concatenate([model_tokens(g) for g in granted]) if granted else np.zeros(0, np.int64)
         rewards = np.concatenate([g.rewards for g in granted]) if granted else np.zeros(0)
-        oldest = min((int(g.versions.min()) for g in granted if g.versions.size), default=step)
+        oldest = min((int(g.versions[g.versions >= 0].min(initial=step)) for g in granted), default=step)
         tokens = max(1, self.tokens)
         return {
             "seconds": seconds,

@@ -12,16 +12,21 @@ Always true
 - Samples of advantage 0 are counted but not computed, unless something else gives them a gradient.
 - Tokens of an environment, whose version is below 0, stand in the input; nothing is learned from them, and they count
   in no length and in no mean.
+- Each token of the model stands in one sequence as one that is learned from: where an environment has begun a fresh
+  context, what it repeats of earlier ones is its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from actors.protocol.episodes import FRESH
 from actors.protocol.groups import GrantGroups, GroupGrant
+from actors.protocol.marks import contexts
 from actors.trainer.backend import MicroBatch
 from actors.trainer.consumption import Consumption
 from actors.trainer.errors import BadGrant
@@ -30,10 +35,15 @@ from actors.trainer.rules import LearningRule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSample:
-    """Holds one response with its advantage, ready to be learned from. r response tokens."""
+    """Holds one response with its advantage, ready to be learned from. r response tokens.
+
+    An episode is one for each of its contexts.
+    """
 
     prompt: int
     sibling: int
+    context: int = 0
+    """Number of the context in its episode."""
     prompt_ids: np.ndarray  # int32[p]
     tokens: np.ndarray  # int32[r]
     logprobs: np.ndarray  # float32[r]
@@ -49,6 +59,11 @@ class TrainSample:
     """float32[r]: of the policy, under the weights before the step."""
     old_values: np.ndarray | None = None  # float32[r]
     returns: np.ndarray | None = None  # float32[r]
+
+    @property
+    def name(self) -> tuple[int, int, int]:
+        """What tells it from all others of its step."""
+        return self.prompt, self.sibling, self.context
 
     @property
     def length(self) -> int:
@@ -69,7 +84,7 @@ def split(message: GrantGroups) -> list[GroupGrant]:
 
 
 def group_samples(group: GroupGrant, rule: LearningRule, *, max_staleness: int) -> list[TrainSample]:
-    """The samples of one granted group, in sibling order.
+    """The samples of one granted group, in sibling order, and of each episode its contexts in their order.
 
     Raises:
         BadGrant: the columns do not fit together, or a token is of a version older than ``max_staleness`` allows.
@@ -90,21 +105,46 @@ def group_samples(group: GroupGrant, rule: LearningRule, *, max_staleness: int) 
     start = 0
     rows = zip(group.siblings.tolist(), ends, advantages, lengths.tolist(), strict=True)
     for sibling, end, advantage, length in rows:
-        samples.append(
-            TrainSample(
-                prompt=group.prompt,
-                sibling=sibling,
-                prompt_ids=group.prompt_ids,
-                tokens=group.tokens[start:end],
-                logprobs=group.logprobs[start:end],
-                stale=stale[start:end],
-                advantage=advantage,
-                mask=None if length == end - start else mask[start:end],
-                weight=rule.token_weight(length),
+        sample = TrainSample(
+            prompt=group.prompt,
+            sibling=sibling,
+            prompt_ids=group.prompt_ids,
+            tokens=group.tokens[start:end],
+            logprobs=group.logprobs[start:end],
+            stale=stale[start:end],
+            advantage=advantage,
+            mask=None if length == end - start else mask[start:end],
+            weight=rule.token_weight(length),
+        )
+        samples += [sample] if group.prompt_ids.size else in_contexts(sample, group.versions[start:end])
+        start = end
+    return sorted(samples, key=lambda sample: (sample.sibling, sample.context))
+
+
+def in_contexts(episode: TrainSample, marks: np.ndarray) -> list[TrainSample]:
+    """A sequence for each context of an episode in which the model has said something, up to its last token there.
+
+    What the environment wrote first is the prompt of it. The advantage, and the weight of a token, are the episode's.
+    """
+    found: list[TrainSample] = []
+    for number, context in enumerate(contexts(marks)):
+        said = marks[context.first : context.end] >= 0
+        if not said.any():
+            continue
+        mask = said[: np.flatnonzero(said)[-1] + 1]
+        response = slice(context.first, context.first + len(mask))
+        found.append(
+            dataclasses.replace(
+                episode,
+                context=number,
+                prompt_ids=episode.tokens[context.start : context.first],
+                tokens=episode.tokens[response],
+                logprobs=episode.logprobs[response],
+                stale=episode.stale[response] & mask,
+                mask=None if mask.all() else mask,
             )
         )
-        start = end
-    return sorted(samples, key=lambda sample: sample.sibling)
+    return found
 
 
 def model_tokens(group: GroupGrant) -> np.ndarray:
@@ -128,7 +168,8 @@ def check_group(group: GroupGrant) -> None:
             raise BadGrant(f"{where}: {field} has {column.size} entries, expected {total}, the sum of lengths")
     if siblings and (group.lengths.min() < 0 or len(set(group.siblings.tolist())) != siblings):
         raise BadGrant(f"{where}: lengths must not be negative and siblings must differ")
-    if not group.prompt_ids.size:
+    begins = (np.cumsum(group.lengths) - group.lengths)[group.lengths > 0]
+    if not group.prompt_ids.size and (group.versions[begins] != FRESH).any():
         raise BadGrant(f"{where}: prompt_ids is empty; the first response token needs something to be predicted from")
 
 
@@ -142,17 +183,16 @@ def portions(samples: Iterable[TrainSample], *, budget_tokens: int) -> list[list
     """Sort by length and cut into parts of at most ``budget_tokens`` padded tokens (at least one sample each).
 
     Longest first, so that the largest allocation comes first. Where prompts make up most of the tokens, siblings stay
-    together, so that a backend may compute their prompt once. Ties go by prompt and sibling: the result depends on
-    the samples alone.
+    together, so that a backend may compute their prompt once. Ties go by name: the result depends on the samples alone.
     """
     useful = list(samples)
     if 2 * sum(s.prompt_ids.size for s in useful) > sum(s.length for s in useful):
         longest: dict[int, int] = {}
         for s in useful:
             longest[s.prompt] = max(s.length, longest.get(s.prompt, 0))
-        useful.sort(key=lambda s: (-longest[s.prompt], s.prompt, -s.length, s.sibling))
+        useful.sort(key=lambda s: (-longest[s.prompt], s.prompt, -s.length, s.sibling, s.context))
     else:
-        useful.sort(key=lambda s: (-s.length, s.prompt, s.sibling))
+        useful.sort(key=lambda s: (-s.length, s.name))
     batches: list[list[TrainSample]] = []
     width = 0
     for sample in useful:

@@ -21,9 +21,9 @@ async def with_old_logprobs(
 ) -> list[TrainSample]:
     """The samples that have a response, with ``old_logprobs``. ``score``: MicroBatch → float32[B, T]."""
     answered = [sample for sample in samples if sample.tokens.size]
-    found: dict[tuple[int, int], np.ndarray] = {}
+    found: dict[tuple[int, int, int], np.ndarray] = {}
     for part in portions(answered, budget_tokens=budget_tokens):
         scores = await score(pad(part))
         for sample, line in zip(part, scores, strict=True):
-            found[sample.prompt, sample.sibling] = line[sample.prompt_ids.size : sample.length].copy()
-    return [dataclasses.replace(s, old_logprobs=found[s.prompt, s.sibling]) for s in answered]
+            found[sample.name] = line[sample.prompt_ids.size : sample.length].copy()
+    return [dataclasses.replace(s, old_logprobs=found[s.name]) for s in answered]

@@ -22,7 +22,7 @@ from actors.trainer.backend import MicroBatch
 from actors.trainer.batching import TrainSample, pad, portions
 from actors.trainer.errors import BadGrant
 
-Key = tuple[int, int]
+Key = tuple[int, int, int]
 """Prompt and sibling."""
 
 
@@ -59,7 +59,7 @@ class ReferenceScores:
         except ValueError as error:
             raise BadGrant(str(error)) from error
         new = [sample for sample in samples if sample.tokens.size and not self._is_known(sample)]
-        self._waiting.update({_key(sample): sample for sample in new})
+        self._waiting.update({sample.name: sample for sample in new})
         return bool(new)
 
     @property
@@ -84,20 +84,16 @@ class ReferenceScores:
         scores = await self._score(pad(part))
         for row, sample in enumerate(part):
             response = scores[row, sample.prompt_ids.size : sample.length].copy()
-            self._known[_key(sample)] = sample.tokens, response
-            self._waiting.pop(_key(sample), None)
+            self._known[sample.name] = sample.tokens, response
+            self._waiting.pop(sample.name, None)
 
     def _is_known(self, sample: TrainSample) -> bool:
-        known = self._known.get(_key(sample))
+        known = self._known.get(sample.name)
         return known is not None and np.array_equal(known[0], sample.tokens)
 
     def _with_scores(self, sample: TrainSample) -> TrainSample:
-        known = self._known.pop(_key(sample), None)
+        known = self._known.pop(sample.name, None)
         return sample if known is None else dataclasses.replace(sample, reference_logprobs=known[1])
-
-
-def _key(sample: TrainSample) -> Key:
-    return sample.prompt, sample.sibling
 
 
 def _unjudged(prompt: int, sibling: int, prompt_ids: np.ndarray, tokens: np.ndarray) -> TrainSample:

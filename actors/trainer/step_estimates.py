@@ -73,12 +73,12 @@ class StepEstimates:
         values = np.zeros(where.shape)
         if not self._algorithm.has_critic:
             return values
-        rows = {(sample.prompt, sample.sibling): row for row, sample in enumerate(answered)}
+        rows = {sample.name: row for row, sample in enumerate(answered)}
         for part in portions(answered, budget_tokens=self._budget_tokens):
             found = await self._backend.values(pad(part))
             for sample, line in zip(part, found, strict=True):
                 response = _of_model(sample, line[sample.prompt_ids.size : sample.length])
-                values[rows[sample.prompt, sample.sibling], : response.size] = response
+                values[rows[sample.name], : response.size] = response
         return values
 
     def taken_metrics(self) -> dict[str, float]:

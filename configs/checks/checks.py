@@ -14,6 +14,7 @@ from pathlib import Path
 from configs.checks.adapter_checks import check_adapter
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
+from configs.checks.episode_checks import check_episodes
 from configs.checks.evaluation_checks import check_evaluation
 from configs.checks.learning_checks import check_learning
 from configs.checks.model_checks import check_model, check_ranker_model
@@ -42,6 +43,7 @@ def check_job(job: JobConfig) -> list[Found]:
         check_learning,
         check_critic,
         check_adapter,
+        check_episodes,
         _check_cluster,
         check_scheduling,
         check_reward,
@@ -58,10 +60,12 @@ def check_job(job: JobConfig) -> list[Found]:
 
 def _check_consistency(job: JobConfig) -> list[Found]:
     found: list[Found] = []
-    longest = job.data.max_prompt_tokens + job.rollout.max_tokens
+    longest = job.sequence_tokens
     if job.trainer.micro_batch_tokens < longest:
-        wrong = f"cannot hold one sample of data.max_prompt_tokens + rollout.max_tokens = {longest}"
-        fix = f"Set it to at least {longest}, or lower one of the two"
+        parts = ("data.max_prompt_tokens + rollout.max_tokens", "one of the two")
+        sample, lower = ("environment.episode_tokens",) * 2 if job.has_episodes else parts
+        wrong = f"cannot hold one sample of {sample} = {longest}"
+        fix = f"Set it to at least {longest}, or lower {lower}"
         found.append(("trainer.micro_batch_tokens", f"{job.trainer.micro_batch_tokens} {wrong}", fix))
     if job.rollout.temperature == 0:
         fix = "Set it above 0; 1.0 is usual"

@@ -192,6 +192,8 @@ def _check_rows(job: JobConfig, rows: Rows) -> list[Found]:
     for where, row in rows:
         if problems := _check_columns(job, list(row), where):
             return problems
+        if job.has_episodes:
+            continue  # what a task is is its environment's business
         if wrong := wrong_prompt(row[job.data.prompt_key]):
             return [("data.prompt_key", f"{where} {wrong}", "Name the column of the prompt, or mend the row")]
         if compares and (wrong := wrong_answer(row[job.data.answer_key])):
@@ -212,7 +214,7 @@ def _check_saved(job: JobConfig, path: Path) -> list[Found]:
 
 
 def _check_columns(job: JobConfig, columns: list[str], where: str) -> list[Found]:
-    wanted = [("data.prompt_key", job.data.prompt_key)]
+    wanted = [] if job.has_episodes else [("data.prompt_key", job.data.prompt_key)]
     if any(reward.kind != "function" for _, reward in job.reward.each):  # a function may do without an answer
         wanted.append(("data.answer_key", job.data.answer_key))
     for field, key in wanted:

@@ -47,8 +47,21 @@ Found = tuple[str, str, str]
 
 def check_reward(job: JobConfig) -> list[Found]:
     """Problems of ``reward``, or of each of several."""
+    if job.has_episodes or not job.reward.each:
+        return _check_source(job)
     found = [problem for where, reward in job.reward.each for problem in _check_one(job, where, reward)]
     return [*found, *_check_parts(job)]
+
+
+def _check_source(job: JobConfig) -> list[Found]:
+    """Whether it is the environment that rewards, or ``reward``: one of the two."""
+    if not job.has_episodes:
+        fix = "Use one of: exact_match, math_verify, reasoning_gym, function, http, model"
+        return [("reward.kind", "is missing, and has no default", fix)]
+    if job.reward.each:
+        wrong = f"is set, and environment.kind is {job.environment.kind}: the reward comes from the environment"
+        return [("reward", wrong, "Remove it, and let the environment return the reward")]
+    return []
 
 
 def _check_one(job: JobConfig, where: str, reward: Reward) -> list[Found]:

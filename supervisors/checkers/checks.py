@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from supervisors.checkers.episodes import EPISODES, check_episodes
 from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.plans import PLANS, check_plans
 from supervisors.checkers.replay import Replay, replay
@@ -30,6 +31,7 @@ PROMISES: Final[dict[str, str]] = {
     STEPS: "a step's samples are trained once, and its commit names exactly those that were granted",
     ASKS: "every ask has ended",
     CREDIT: "slots that were given out were given back",
+    EPISODES: "tokens of an episode are marked as whose they are, and the model's are trained once",
     PLANS: "the longest part of a planned step is never cut",
     RESTARTS: "no supervisor restarted more often than its budget allows",
     FINISH: "a finished job has finished all its steps",
@@ -42,6 +44,7 @@ _CHECKERS: Final[dict[str, Checker]] = {
     STEPS: check_steps,
     ASKS: check_asks,
     CREDIT: check_credit,
+    EPISODES: check_episodes,
     PLANS: check_plans,
     RESTARTS: check_restarts,
 }

@@ -7,6 +7,7 @@ told of once and not a thousand times.
                                  ┌─▶ complaints      an event that does not fit what came before it
     events ─▶ Replay.fold ───────┼─▶ samples         each sample's tokens, versions and state
                                  ├─▶ commits         which samples each commit named, first and replayed
+                                 ├─▶ discarded       tokens of the model that were cut off episodes (episode_rows.py)
                                  └─▶ workers         how many hand-outs each worker held, and at most
 """
 
@@ -17,12 +18,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from actors.ledger import events as ev
+from actors.protocol.episodes import ENVIRONMENT, FRESH, EpisodeLimits
 from actors.protocol.evaluations import is_evaluation, name_of_batch
 from actors.protocol.tokens import FinishReason
 
 QUEUED, IN_FLIGHT, FINISHED, SCORED, GRANTED = "queued", "in flight", "finished", "scored", "granted"
 COMMITTED, DROPPED, EVALUATED = "committed", "dropped", "evaluated"
-UNSETTLED = (QUEUED, IN_FLIGHT, FINISHED, SCORED)
+WAITING = "waiting"
+"""An episode waits for its environment."""
+LIVE = (WAITING, QUEUED, IN_FLIGHT)
+"""An episode is in one of these states until it is over."""
+UNSETTLED = (WAITING, QUEUED, IN_FLIGHT, FINISHED, SCORED)
 SETTLED = (COMMITTED, DROPPED, EVALUATED)
 
 
@@ -67,12 +73,28 @@ class Sample:
     state: str = QUEUED
     tokens: list[int] = field(default_factory=list[int])
     versions: list[int] = field(default_factory=list[int])
-    """The policy version of each token."""
+    """The policy version of each token; below 0 it marks one of an environment."""
+    limit: int = 0
+    """Where its hand-out ends at the latest."""
+    lives: int = 0
+    """Lives of its environment."""
     workers: list[str] = field(default_factory=list[str])
     """Workers that had it, in order; one entry for each hand-out."""
     assignment: int = -1
+    discarded: int = 0
+    """Tokens of the model that were cut off it."""
     reward: float | None = None
     reason: str = ""
+
+    @property
+    def said(self) -> list[int]:
+        """The policy version of each token that the model has said."""
+        return [version for version in self.versions if version >= 0]
+
+    def cut(self, length: int) -> None:
+        """What stands from ``length`` on is void."""
+        self.discarded += sum(version >= 0 for version in self.versions[length:])
+        del self.tokens[length:], self.versions[length:]
 
 
 @dataclass(slots=True)
@@ -83,6 +105,7 @@ class Batch:
     group_size: int
     stop_ids: frozenset[int]
     max_tokens: int
+    episodes: EpisodeLimits | None
     prompts: list[int]
     samples: list[Sample]
 
@@ -128,6 +151,10 @@ class Replay:
             ev.Returned: self._returned,
             ev.Suspected: lambda _: None,  # says who is to be alone, and moves nothing
             ev.Scored: self._scored,
+            ev.EpisodesBegun: self._begun,
+            ev.Turned: self._turned,
+            ev.EpisodeCut: self._cut,
+            ev.EpisodesEnded: self._episodes_ended,
             ev.Dropped: self._dropped,
             ev.Granted: self._granted,
             ev.Committed: self._committed,
@@ -147,6 +174,11 @@ class Replay:
     @property
     def samples(self) -> Iterable[Sample]:
         return (sample for batch in self.batches.values() for sample in batch.samples)
+
+    @property
+    def discarded(self) -> int:
+        """Tokens of the model that were cut off episodes."""
+        return sum(sample.discarded for sample in self.samples)
 
     @property
     def live(self) -> list[tuple[Sample, str]]:
@@ -205,10 +237,15 @@ class Replay:
             self._complain(Topic.STEP, f"the batch of step {step} was issued twice", step=step)
             return
         prompts = [int(p) for p in event.prompts]
-        samples = [Sample(Name(step, prompt, sibling)) for prompt in prompts for sibling in range(event.group_size)]
-        sampling = event.sampling
+        sampling, begins = event.sampling, QUEUED if event.episodes is None else WAITING
+        samples = [
+            Sample(Name(step, prompt, sibling), begins, limit=sampling.max_tokens)
+            for prompt in prompts
+            for sibling in range(event.group_size)
+        ]
+        stop_ids = frozenset(sampling.stop_token_ids)
         self.batches[step] = Batch(
-            step, event.group_size, frozenset(sampling.stop_token_ids), sampling.max_tokens, prompts, samples
+            step, event.group_size, stop_ids, sampling.max_tokens, event.episodes, prompts, samples
         )
 
     def _extended(self, event: ev.BatchExtended) -> None:
@@ -270,19 +307,19 @@ class Replay:
             if sample is None or worker != said_by or offset != len(sample.tokens):
                 continue  # late, repeated, or behind a gap: it never entered
             batch = self.batches[sample.name.step]
-            if offset + count > batch.max_tokens or finished > FinishReason.ABORTED:
+            if offset + count > sample.limit or finished > FinishReason.ABORTED:
                 continue
             self._enter(sample, batch, new, said_by, version)
             if finished in (FinishReason.STOP, FinishReason.LENGTH):
                 self._end(number)
-                sample.state = FINISHED
+                sample.state = FINISHED if batch.episodes is None else WAITING
             elif finished == FinishReason.ABORTED:
                 self._hand_back(number)
 
     def _enter(self, sample: Sample, batch: Batch, new: list[int], worker: str, version: int) -> None:
         for token in new:
             index = len(sample.tokens)
-            if index and sample.tokens[-1] in batch.stop_ids:
+            if _has_stopped(sample, batch):
                 what = f"{sample.name}: token index {index} follows the stop token at {index - 1}"
                 self._complain(Topic.TOKENS, what, sample=sample, token_index=index, worker=worker)
             sample.tokens.append(token)
@@ -298,8 +335,8 @@ class Replay:
         sample = self._live[number][0]
         self._end(number)
         batch = self.batches[sample.name.step]
-        ended = bool(sample.tokens) and sample.tokens[-1] in batch.stop_ids
-        sample.state = FINISHED if ended or len(sample.tokens) >= batch.max_tokens else QUEUED
+        over = _has_stopped(sample, batch) or len(sample.tokens) >= sample.limit
+        sample.state = QUEUED if not over else FINISHED if batch.episodes is None else WAITING
 
     def _end(self, number: int) -> None:
         sample, worker = self._live.pop(number)
@@ -312,12 +349,59 @@ class Replay:
             self._move(sample, (FINISHED,), SCORED, "a verdict came for")
             sample.reward = reward
 
+    def _begun(self, event: ev.EpisodesBegun) -> None:
+        for sample in self._rows(event.step, event.rows.tolist(), "a life of an environment"):
+            self._move(sample, LIVE, sample.state, "an environment was begun for")
+            sample.lives += 1
+
+    def _turned(self, event: ev.Turned) -> None:
+        samples, at = self._rows(event.step, event.rows.tolist(), "a turn"), 0
+        columns = zip(
+            event.offsets.tolist(), event.fresh.tolist(), event.counts.tolist(), event.limits.tolist(), strict=True
+        )
+        for sample, (offset, fresh, count, limit) in zip(samples, columns, strict=False):
+            if offset != len(sample.tokens):
+                what = f"{sample.name}: a turn begins at {offset}, and the row ends at {len(sample.tokens)}"
+                self._complain(Topic.TOKENS, what, sample=sample, token_index=offset)
+            self._move(sample, (WAITING,), QUEUED, "the model was to take its turn in")
+            sample.tokens += event.tokens[at : at + count].tolist()
+            sample.versions += [FRESH if fresh else ENVIRONMENT] + [ENVIRONMENT] * (count - 1)
+            sample.limit, sample.workers = limit, []
+            at += count
+
+    def _cut(self, event: ev.EpisodeCut) -> None:
+        samples = self._rows(event.step, event.rows.tolist(), "a cut")
+        for sample, length in zip(samples, event.lengths.tolist(), strict=False):
+            if not 0 <= length <= len(sample.tokens):
+                what = f"{sample.name} was cut to {length} tokens, and has {len(sample.tokens)}"
+                self._complain(Topic.TOKENS, what, sample=sample, token_index=length)
+            self._move(sample, LIVE, WAITING, "cut:")
+            self._take_back(sample)
+            sample.cut(length)
+
+    def _episodes_ended(self, event: ev.EpisodesEnded) -> None:
+        samples = self._rows(event.step, event.rows.tolist(), "the end of an episode")
+        for sample, reward in zip(samples, event.rewards.tolist(), strict=False):
+            under_way = sample.state != WAITING
+            self._move(sample, LIVE, SCORED, "an episode ended:")
+            self._take_back(sample)
+            end = len(sample.versions)
+            while under_way and end and sample.versions[end - 1] >= 0:
+                end -= 1
+            while end and sample.versions[end - 1] < 0:
+                end -= 1
+            sample.cut(end)
+            sample.reward = reward
+
+    def _take_back(self, sample: Sample) -> None:
+        if sample.assignment >= 0:
+            self._end(sample.assignment)
+
     def _dropped(self, event: ev.Dropped) -> None:
         for sample in self._rows(event.step, event.rows.tolist(), "a drop"):
             self._move(sample, UNSETTLED, DROPPED, "dropped:")
             sample.reason = event.reason
-            if sample.assignment >= 0:
-                self._end(sample.assignment)
+            self._take_back(sample)
 
     def _granted(self, event: ev.Granted) -> None:
         if event.step != self.trainer_step and event.step >= self.pruned_below:
@@ -385,6 +469,11 @@ class Replay:
         for sample in self.samples:
             if sample.state == GRANTED:
                 sample.state = SCORED
+
+
+def _has_stopped(sample: Sample, batch: Batch) -> bool:
+    """Whether it ends in a stop token of the model's."""
+    return bool(sample.tokens) and sample.tokens[-1] in batch.stop_ids and sample.versions[-1] >= 0
 
 
 def replay(events: Iterable[ev.Event], pruned_below: int = 0) -> Replay:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from actors.core.system import ActorSystem
 from actors.weights.segments import SIMULATED_HOST, Host
@@ -25,6 +25,9 @@ from transport.memory_transport import MemoryTransport
 from transport.sim.loop import SimulatedLoop
 from transport.sim.network import SimNetwork
 from transport.sim.process import SimProcess
+
+END_TOKEN: Final = 1
+"""The token that ends a response, or a turn."""
 
 
 class FunctionMachinesThere(Protocol):
@@ -51,6 +54,7 @@ class Ground(Protocol):
     def new_pid(self) -> int: ...
     def simulated_job(self, name: str) -> SimulatedJob: ...
     def record(self, job: str) -> JobRecord: ...
+    def finding(self, sentence: str) -> None: ...
     def published(self, job: str) -> PublishedWeights: ...
     def escaped(self, process: str, event: str, error: BaseException | None) -> None: ...
     def function_machines(self) -> FunctionMachinesThere: ...

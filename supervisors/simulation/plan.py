@@ -27,6 +27,12 @@ SERVICE_MOMENTS: Final = (
     "training.committed", "training.detach",
 )  # fmt: skip
 """Such messages of jobs that share a training service."""
+EPISODE_MOMENTS: Final = (
+    "environments.begin_episodes", "scheduler.environment_registered", "scheduler.episode_ended",
+    "scheduler.register_environment", "scheduler.take_turn", "scheduler.take_turn", "scheduler.turn_taken",
+    "scheduler.turn_taken",
+)  # fmt: skip
+"""Such messages of jobs with episodes."""
 _WHOLE_MACHINE: Final = 0.2
 """The chance that the head is not killed alone, but with its machine: then its operator resumes the run."""
 _AT_AN_END: Final = ("kill", "hang", "partition", "preempt", "slow")
@@ -45,13 +51,14 @@ class DrawnFault:
     """Whether the sender or the receiver of that message is hit, and not whom the fault names."""
 
 
-def drawn_faults(spec: RandomFaults, rng: random.Random, *, nodes: int, services: bool = False) -> list[DrawnFault]:
-    """A fault each of ``spec.faults``, in the order of their times. ``services``: jobs share training services."""
+def drawn_faults(
+    spec: RandomFaults, rng: random.Random, *, nodes: int, further: Sequence[str] = ()
+) -> list[DrawnFault]:
+    """A fault each of ``spec.faults``, in the order of their times. ``further``: moments besides ``MOMENTS``."""
     count = rng.randint(*spec.faults)
     at_s = sorted(rng.uniform(0.0, spec.within_s) for _ in range(count))
     faults = [_drawn(spec, rng, time_s, nodes) for time_s in at_s]
-    moments = MOMENTS + 2 * SERVICE_MOMENTS if services else MOMENTS
-    return [_timed(fault, spec, rng, moments) for fault in faults]
+    return [_timed(fault, spec, rng, [*MOMENTS, *further]) for fault in faults]
 
 
 def _timed(fault: FaultBase, spec: RandomFaults, rng: random.Random, moments: Sequence[str]) -> DrawnFault:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from actors.core.system import ActorSystem
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler.scheduler import Scheduler
+from supervisors.simulation.environments import SimulatedEnvironments
 from transport.address import PeerId
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Probes:
             elif now_s - self._overdue.setdefault(peer, now_s) > _FENCE_S:
                 self._overdue[peer] = float("inf")  # said once
                 late_s = now_s - self._leases[peer]
-                yield f"fence: {peer} still holds {holds} samples, {late_s:.1f} s after the end of its lease"
+                yield f"fence: {peer} still holds {holds} of what it was given, {late_s:.1f} s after its lease"
 
     def _fleet(self, job: str, scheduler: Scheduler) -> Iterator[str]:
         """The workers that the supervisor runs are those that the scheduler gives work to."""
@@ -82,10 +83,10 @@ class Probes:
                 yield f"{job}: fleet: {info.name} runs at {running.address.peer}, and its scheduler does not know it"
 
 
-def _workers_of(system: ActorSystem) -> Iterator[RolloutWorker]:
+def _workers_of(system: ActorSystem) -> Iterator[RolloutWorker | SimulatedEnvironments]:
     for name in system.actors():
         actor = system.hosted(name)
-        if isinstance(actor, RolloutWorker):
+        if isinstance(actor, RolloutWorker | SimulatedEnvironments):
             yield actor
 
 

@@ -3,7 +3,8 @@
 rollout ─ RolloutWorker on PacedEngine        rewards ─ RewardWorker, PromptSource on SimulatedPool
 trainer ─ Trainer on PacedBackend             weights ─ WeightServer as it is
           or on a training service, as it is  train_service ─ WatchedService on ServedBackends
-ranker  ─ Ranker on a model that remembers
+ranker  ─ Ranker on a model that remembers    gateway ─ registers, and is asked nothing
+environments ─ SimulatedEnvironments play Game
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from actors.roles import AnyArgs, RoleArgs, ServiceArgs, build_role
 from actors.rollout.worker import RolloutWorker
 from actors.trainer.backends.simulated_backend import TrainCost
 from actors.trainer.trainer import Trainer
+from supervisors.simulation.environments import Manners, SimulatedEnvironments, SimulatedGateway
 from supervisors.simulation.ground import Body, Ground
 from supervisors.simulation.paced import PacedBackend, PacedEngine, slowly
 from supervisors.simulation.train_service import WatchedService
@@ -56,9 +58,31 @@ def build_simulated_role(args: AnyArgs, world: Ground, body: Body) -> dict[str, 
         pool = cast(ScorerPool, SimulatedPool(args, world, life))
         codec = cast(TextCodec, _Numbers())
         return {args.name: RewardWorker(args, pool, codec), "prompts": PromptSource(args, pool)}
+    if args.role == "gateway":
+        return {args.name: SimulatedGateway(args.job_config, args.scheduler)}
+    if args.role == "environments":
+        return {args.name: _environments(args, world, life)}
     if args.role == "ranker":
         return {args.name: Ranker(args, model=SimulatedLengthModel())}
     return build_role(args)
+
+
+def _environments(args: RoleArgs, world: Ground, life: SimProcess) -> SimulatedEnvironments:
+    job, simulated = args.job_config, world.simulated_job(args.name_of_job)
+    verdicts = world.record(job.name).verdicts
+
+    def ended(prompt: int, row: np.ndarray, reward: float) -> None:
+        verdicts.add((prompt, xxhash.xxh3_128_hexdigest(row.astype("<i4").tobytes()), reward))
+
+    return SimulatedEnvironments(
+        job,
+        args.scheduler,
+        Manners(simulated.drift, simulated.environment_fails, world.scenario.costs.environment_s),
+        draw=world.rng(f"environment {args.name} {world.new_pid()}").random,
+        ended=ended,
+        refused=lambda what: world.finding(f"{job.name}: episodes: {what}"),
+        slowly=lambda work: slowly(life, work),
+    )
 
 
 class _Numbers:
@@ -74,7 +98,7 @@ class SimulatedPool:
     def __init__(self, args: RoleArgs, world: Ground, life: SimProcess) -> None:
         job = args.job_config
         self._seed = job.seed
-        self._prompt_tokens = job.data.max_prompt_tokens
+        self._prompt_tokens = 0 if job.has_episodes else job.data.max_prompt_tokens
         self._prompts = world.simulated_job(job.name).prompts
         self._costs = world.scenario.costs
         self._no_result = world.simulated_job(job.name).no_result
@@ -118,7 +142,10 @@ class SimulatedPool:
 
     def _prompt(self, ordinal: int) -> list[Any]:
         rng = random.Random(f"{self._seed}/{ordinal % self._prompts if self._prompts else ordinal}")
-        ids = np.array([rng.randrange(2, 64) for _ in range(rng.randint(1, self._prompt_tokens))], np.int32)
+        ids = np.array(
+            [rng.randrange(2, 64) for _ in range(rng.randint(min(1, self._prompt_tokens), self._prompt_tokens))],
+            np.int32,
+        )
         text = f"prompt {ordinal}"
         return [ordinal, ids.tobytes(), text, msgpack.packb([text, "", ordinal, {}])]
 

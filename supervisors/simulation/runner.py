@@ -27,7 +27,7 @@ from configs.scenario import FaultsConfig, RandomFaults, Scenario
 from supervisors.simulation.grid import FunctionGrid, replay_in
 from supervisors.simulation.nemesis import Nemesis
 from supervisors.simulation.operator import Operator
-from supervisors.simulation.plan import DrawnFault, drawn_faults
+from supervisors.simulation.plan import EPISODE_MOMENTS, SERVICE_MOMENTS, DrawnFault, drawn_faults
 from supervisors.simulation.published import EXACT_MODES
 from supervisors.simulation.verdict import judge, learned
 from supervisors.simulation.watchman import Watchman
@@ -154,9 +154,9 @@ def _run(world: World, loop: SimulatedLoop) -> str:
     scenario = world.scenario
     drawn: list[DrawnFault] = []
     if scenario.faults.random is not None:
-        drawn = drawn_faults(
-            scenario.faults.random, world.rng("faults"), nodes=scenario.nodes, services=scenario.services is not None
-        )
+        further = 2 * SERVICE_MOMENTS if scenario.services is not None else ()
+        further += 2 * EPISODE_MOMENTS if any(job.turns_max for job in scenario.jobs) else ()
+        drawn = drawn_faults(scenario.faults.random, world.rng("faults"), nodes=scenario.nodes, further=further)
     nemesis = Nemesis(world, scenario.faults.plan, drawn)
     operator = Operator(world, scenario.faults.random or RandomFaults())
     watchman = Watchman(world, lambda: nemesis.active or operator.active)

@@ -5,20 +5,24 @@ After all faults have healed every job must finish; what it took is told by the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
+from actors.ledger.committed import CommittedSample
 from actors.ledger.events import BatchIssued, decode_event
-from actors.rollout.engine import GenerationRequest
+from actors.protocol.work import SamplingParams
+from actors.rollout.engine import EngineSpec, GenerationRequest
 from actors.rollout.engines.simulated_engine import whole_response
 from actors.rollout.worker_spec import engine_spec
 from configs.schema import JobConfig
 from supervisors.checkers.checks import check
 from supervisors.checkers.history import History, RunState
 from supervisors.checkers.service_calls import check_services
+from supervisors.simulation.game import Game
+from supervisors.simulation.ground import END_TOKEN
 
 if TYPE_CHECKING:
     from supervisors.simulation.world import World
@@ -52,6 +56,9 @@ def _rewards(world: World, job: JobConfig) -> Iterator[str]:
 def _responses(world: World, job: JobConfig) -> Iterator[str]:
     """However often a sample moved, or went on without its head: they are its tokens."""
     file, spec = world.machines["head"].journal_file(job.name), engine_spec(job, "")
+    if job.has_episodes:
+        yield from _episodes(world, job, file.samples, spec)
+        return
     batches = {
         event.step: (event, np.split(event.prompt_ids, np.cumsum(event.prompt_lengths)[:-1]))
         for kind, body in file.history
@@ -70,6 +77,46 @@ def _responses(world: World, job: JobConfig) -> Iterator[str]:
         if xxhash.xxh3_128_hexdigest(np.array(tokens, "<i4").tobytes()) != sample.tokens_hash:
             name = f"step {sample.step} prompt {sample.prompt} sibling {sample.sibling}"
             yield f"{name} has {sample.n_tokens} tokens that are not the {len(tokens)} that its engine would have given"
+
+
+def _episodes(world: World, job: JobConfig, samples: Sequence[CommittedSample], spec: EngineSpec) -> Iterator[str]:
+    """Environments that repeat themselves come to one row, whatever happens to whom, and cost no token for it."""
+    simulated = world.simulated_job(job.name)
+    if simulated.drift:
+        return
+    for sample in samples:
+        if sample.state != "committed":
+            continue
+        row = undisturbed_row(job, spec, sample.prompt, sample.sibling)
+        if xxhash.xxh3_128_hexdigest(np.array(row, "<i4").tobytes()) != sample.tokens_hash:
+            name = f"step {sample.step} prompt {sample.prompt} sibling {sample.sibling}"
+            yield f"{name} has {sample.n_tokens} tokens that are not the {len(row)} of an undisturbed game"
+    if discarded := world.record(job.name).summary.get("tokens_discarded"):
+        yield f"{discarded} tokens were discarded, though its environments repeat themselves"
+
+
+def undisturbed_row(job: JobConfig, spec: EngineSpec, prompt: int, sibling: int) -> list[int]:
+    """The row of an episode to which nothing happens."""
+    sampling = SamplingParams(max_tokens=job.rollout.max_tokens, stop_token_ids=(END_TOKEN,), seed=job.seed)
+    most = min(job.environment.turn_tokens or sampling.max_tokens, sampling.max_tokens)
+    game = Game(job.seed, prompt, sibling, job.environment.turns_max)
+    row, turns, first, left = list[int](), list[np.ndarray](), 0, sampling.max_tokens
+    while (word := game.say(turns, 1)) is not None:
+        end = len(row) + len(word.tokens)
+        room = min(left, most, job.episode_tokens - end)
+        if room < 1:
+            break
+        start = len(row) if word.fresh else first
+        row += word.tokens.tolist()
+        request = GenerationRequest(
+            request=0, prompt=prompt, sibling=sibling, prompt_ids=np.array(row[start:], np.int32),
+            generated=np.empty(0, np.int32), sampling=sampling, first=end, limit=end + room,
+        )  # fmt: skip
+        turn = whole_response(request, spec.options, spec.max_context_tokens)
+        row += turn
+        first, left = start, left - len(turn)
+        turns.append(np.array(turn, np.int32))
+    return row
 
 
 def learned(world: World, job: JobConfig) -> str:

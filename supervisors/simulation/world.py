@@ -24,7 +24,7 @@ from configs.scenario import Scenario, SimulatedJob, job_config
 from configs.schema import JobConfig
 from supervisors.simulation.children import SimulatedHead, SimulatedRole
 from supervisors.simulation.chunks import Tampering
-from supervisors.simulation.ground import Body, FunctionMachinesThere
+from supervisors.simulation.ground import END_TOKEN, Body, FunctionMachinesThere
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
 from supervisors.simulation.published import EXACT_MODES, PublishedWeights
@@ -36,7 +36,6 @@ from transport.sim.network import SimNetwork, Weather
 from transport.sim.process import SimProcess
 from transport.transport import Frame, Lane
 
-END_TOKEN: Final = 1
 DATA_FILE: Final = "prompts.jsonl"
 """Name of a file that nobody reads, since prompts are drawn; a job file has to name one."""
 _PARTS: Final = 3

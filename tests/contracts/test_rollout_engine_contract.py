@@ -105,7 +105,7 @@ async def engine(started: RolloutEngine, weights: Weights) -> RolloutEngine:
 def ask(
     request: int, *, prompt: int = 0, sibling: int = 0, ids: Sequence[int] | None = None, generated: Sequence[int] = (),
     max_tokens: int = 8, temperature: float = 1.0, stops: tuple[int, ...] = (), seed: int = 7,
-    top_k: int = 0, top_p: float = 1.0,
+    top_k: int = 0, top_p: float = 1.0, first: int = 0, limit: int = 0,
 ) -> GenerationRequest:  # fmt: skip
     if ids is None:
         ids = [3 + (prompt * 11 + i) % 90 for i in range(5 + prompt % 4)]
@@ -114,7 +114,7 @@ def ask(
     )
     return GenerationRequest(
         request=request, prompt=prompt, sibling=sibling, prompt_ids=np.array(ids, np.int32),
-        generated=np.array(generated, np.int32), sampling=sampling,
+        generated=np.array(generated, np.int32), sampling=sampling, first=first, limit=limit,
     )  # fmt: skip
 
 
@@ -189,6 +189,63 @@ async def test_a_moved_sample_goes_on_with_the_tokens_that_it_would_have_produce
     assert moved.first_offset == 9
     assert moved.tokens == whole.tokens[9:]
     np.testing.assert_allclose(moved.logprobs, whole.logprobs[9:], atol=1e-4)
+
+
+ASKED, SAID, ANSWERED = [11, 12, 13, 14], [21, 22, 23, 42], [31, 32, 42]
+"""A context of an episode: what its environment asked, the model's first turn, and the environment again."""
+
+
+async def test_a_turn_of_an_episode_is_counted_from_the_beginning_of_its_row(engine: RolloutEngine) -> None:
+    turn = ask(0, ids=ASKED, generated=[*SAID, *ANSWERED], first=30, limit=42, max_tokens=5)
+    said = (await run(engine, turn))[0]
+    assert said.first_offset == 37 and len(said.tokens) == 5 and said.finished == FinishReason.LENGTH
+
+
+async def test_a_stop_token_of_the_environment_ends_no_turn_and_one_of_the_model_does(engine: RolloutEngine) -> None:
+    stops = tuple(range(30, 60))
+    samples = await run(
+        engine,
+        *(ask(n, sibling=n, ids=ASKED, generated=[*SAID, *ANSWERED], first=4, limit=64, stops=stops) for n in range(6)),
+    )
+    assert all(sample.tokens for sample in samples.values())
+    ended = [sample for sample in samples.values() if sample.finished == FinishReason.STOP]
+    assert ended
+    assert all(sample.tokens[-1] in stops and not set(sample.tokens[:-1]) & set(stops) for sample in ended)
+
+
+async def test_a_turn_goes_on_with_the_tokens_that_it_would_have_had_and_so_does_a_fresh_context(
+    engine: RolloutEngine,
+) -> None:
+    """Whatever is called the prompt of it: noise belongs to positions."""
+    whole = (await run(engine, ask(0, ids=ASKED, generated=SAID, first=9, limit=27)))[0]
+    assert len(whole.tokens) == 14
+    moved, all_prompt, elsewhere = (
+        ask(1, ids=ASKED, generated=[*SAID, *whole.tokens[:6]], first=9, limit=27),
+        ask(2, ids=[*ASKED, *SAID], first=13, limit=27),
+        ask(3, ids=ASKED, generated=SAID, first=50, limit=68),
+    )
+    samples = await run(engine, moved, all_prompt, elsewhere)
+    assert samples[1].tokens == whole.tokens[6:] and samples[1].first_offset == 19
+    assert samples[3].tokens != whole.tokens, "the same context at another position has other noise"
+    assert samples[2].tokens == whole.tokens
+    np.testing.assert_allclose(samples[2].logprobs, whole.logprobs, atol=1e-4)
+
+
+async def test_siblings_with_contexts_of_their_own_say_what_each_says_alone(engine: RolloutEngine) -> None:
+    asked = [ask(n, sibling=n, ids=[*ASKED, 50 + n], generated=SAID[:n], first=5, limit=15) for n in range(4)]
+    alone = [(await run(engine, one))[one.request].tokens for one in asked]
+    together = await run(engine, *asked)
+    assert [together[n].tokens for n in range(4)] == alone
+
+
+async def test_an_aborted_turn_ends_where_it_was(engine: RolloutEngine) -> None:
+    engine.add([ask(n, sibling=n, ids=ASKED, generated=SAID, first=20, limit=44) for n in range(8)])
+    samples: dict[int, Sample] = {}
+    record(await engine.step(), samples)
+    engine.abort([0, 7])  # running, waiting
+    await finish(engine, samples)
+    assert samples[7].first_offset == 24 and samples[0].first_offset == 24
+    assert {n for n, s in samples.items() if s.finished == FinishReason.ABORTED} == {0, 7}
 
 
 async def test_what_the_ledger_already_holds_can_end_a_sample(engine: RolloutEngine) -> None:

@@ -13,7 +13,7 @@ KINDS = {
     "the head": SenderKind.HEAD,
     "the process that keeps the head": SenderKind.MACHINE,
     "a node": SenderKind.AGENT,
-    "trainer, weights, rewards, ranker": SenderKind.SERVICE,
+    "trainer, weights, rewards, ranker, gateway, environments": SenderKind.SERVICE,
     "a training service": SenderKind.TRAIN_SERVICE,
     "a rollout worker": SenderKind.WORKER,
 }

@@ -81,6 +81,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool.start", "self._exchanges"),
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/core/patience.py", "ask_patiently", "renew()"),
+        ("actors/gateway/http.py", "Http.guard", "handler(request)"),
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
         ("actors/train_service/turns.py", "Turns._grant", "waiting.prepare()"),
         ("supervisors/jobs/abandonable.py", "Abandonable.run", "task"),

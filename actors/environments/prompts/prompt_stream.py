@@ -7,6 +7,7 @@ Invariants
 - A row whose prompt is longer than ``data.max_prompt_tokens``, leaves ``rollout.max_tokens`` no room in the model's
   positions, has no tokens, or is refused by template or tokenizer, is passed over; ordinals count the rows that are
   used. If no row of an epoch can be used, reading fails for good.
+- Where an environment speaks first, a row is its task: every row is used, none is tokenised, and its prompt is empty.
 - One ``read`` lasts about ``slice_s``, however many rows it has to look at, and gets on by one row at least: it returns
   what it has found, and whoever asks goes on from there. What was seen is kept (``seen_rows.py``).
 """
@@ -38,6 +39,7 @@ EMPTY, REFUSED = "without tokens", "refused by template or tokenizer"
 _REFUSAL_SHOWN = 300
 _NOT_THE_SETTINGS = {"path", "config", "split", "revision", "mix", "epochs"}
 """Keys that name the data, which have a fingerprint of their own, or that change nothing of the order."""
+_NOTHING = np.empty(0, np.int32)
 _TOKENIZER_FILES = ("*token*", "*.jinja", "vocab*", "merges*")
 
 
@@ -60,7 +62,9 @@ class PromptStream:
         self._data, self._seed, self._name = job.data, job.seed, name
         self._bytes_max = job.limits.message_max_bytes // 4
         """Bytes of prompts in one answer, which is a message with other things in it."""
-        self._source = source or open_source(job.data, job.seed, compares=compares(job.reward))
+        self._tasks = job.has_episodes
+        """Whether rows are tasks of an environment, which makes the prompt of them."""
+        self._source = source or open_source(job.data, job.seed, compares=compares(job.reward), tasks=self._tasks)
         self._codec = codec or checked_codec(model_path, job.data)
         self._longest = prompt_tokens_max(job, model_path)
         self._counts_answers = job.scheduling.policy == "planned"
@@ -180,6 +184,9 @@ class PromptStream:
 
     def _look_at(self, row: Row) -> tuple[str, np.ndarray] | None:
         """Encode a row that is looked at for the first time; None: it is passed over."""
+        if self._tasks:
+            self._seen.keep()
+            return "", _NOTHING
         try:
             text, ids = self._codec.encode(row.prompt)
         except Exception as error:  # noqa: BLE001 (templates and tokenizers are the user's, and raise what they like)
@@ -196,6 +203,8 @@ class PromptStream:
         return None
 
     def _encode_again(self, row: Row) -> tuple[str, np.ndarray]:
+        if self._tasks:
+            return "", _NOTHING
         try:
             text, ids = self._codec.encode(row.prompt)
         except Exception as error:

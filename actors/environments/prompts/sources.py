@@ -22,8 +22,9 @@ from configs.data_forms import DataForm, UnknownForm, form_of
 from configs.schema import DataConfig, JobConfig, RewardConfig
 
 
-def open_source(data: DataConfig, seed: int, *, compares: bool = False) -> Source:
+def open_source(data: DataConfig, seed: int, *, compares: bool = False, tasks: bool = False) -> Source:
     """The source that ``data`` describes. ``compares``: its answers are compared with text, so each must be some.
+    ``tasks``: its rows are for an environment, and need no prompt.
 
     Raises:
         SourceUnreadable: the data set, file, row or column is missing; says which and what to do.
@@ -36,16 +37,16 @@ def open_source(data: DataConfig, seed: int, *, compares: bool = False) -> Sourc
             raise UnknownForm("there is no such file or directory", "Check the path")
         form = form_of(path, data.source)
         if form is DataForm.TEXT:
-            return LineSource(TextRows(path), data, compares=compares)
-        return TableSource(open_table(path, form, data.config, data.split), data, compares=compares)
+            return LineSource(TextRows(path), data, compares=compares, tasks=tasks)
+        return TableSource(open_table(path, form, data.config, data.split), data, compares=compares, tasks=tasks)
     except UnknownForm as error:
         raise SourceUnreadable(f"data.path {data.path}: {error}. {error.fix}") from error
 
 
 def open_sources(job: JobConfig) -> dict[str, Source]:
     """Every source of ``job`` by its name, opened for its rewards. Raises as ``open_source``."""
-    text = compares(job.reward)
-    return {name: open_source(data, job.seed, compares=text) for name, data in job.data.sources.items()}
+    text, tasks = compares(job.reward), job.has_episodes
+    return {name: open_source(data, job.seed, compares=text, tasks=tasks) for name, data in job.data.sources.items()}
 
 
 def open_all_sources(job: JobConfig) -> dict[str, Source]:

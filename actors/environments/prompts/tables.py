@@ -27,10 +27,10 @@ class Table(Protocol):
 class _Columns:
     """Finds prompt and answer in a row's columns, and says what is wrong with them."""
 
-    def __init__(self, table: Table, data: DataConfig, *, compares: bool) -> None:
+    def __init__(self, table: Table, data: DataConfig, *, compares: bool, tasks: bool) -> None:
         if not len(table):
             raise SourceUnreadable(f"data.path {data.path}: no rows; expected at least one with {data.prompt_key!r}")
-        self._table, self._data, self._compares = table, data, compares
+        self._table, self._data, self._compares, self._tasks = table, data, compares, tasks
 
     def __len__(self) -> int:
         return len(self._table)
@@ -40,10 +40,10 @@ class _Columns:
 
     def _row(self, record: dict[str, Any], index: int, digest: int) -> Row:
         data = self._data
-        if data.prompt_key not in record:
+        if data.prompt_key not in record and not self._tasks:
             raise self._wrong(index, f"no column {data.prompt_key!r} (data.prompt_key); the row has {sorted(record)}")
-        prompt = record.pop(data.prompt_key)
-        if not isinstance(prompt, str | list):
+        prompt = record.pop(data.prompt_key, "")
+        if not isinstance(prompt, str | list) and not self._tasks:
             what = "null" if prompt is None else f"a {type(prompt).__name__}"
             wrong = f"column {data.prompt_key!r} is {what}; expected a string or a list of chat messages"
             raise self._wrong(index, wrong)
@@ -67,8 +67,8 @@ class _Columns:
 class LineSource(_Columns):
     """Reads rows of a text file."""
 
-    def __init__(self, rows: TextRows, data: DataConfig, *, compares: bool = False) -> None:
-        super().__init__(rows, data, compares=compares)
+    def __init__(self, rows: TextRows, data: DataConfig, *, compares: bool = False, tasks: bool = False) -> None:
+        super().__init__(rows, data, compares=compares, tasks=tasks)
         self._rows = rows
         self.fingerprint = rows.fingerprint
 
@@ -89,8 +89,8 @@ class LineSource(_Columns):
 class TableSource(_Columns):
     """Reads rows of a ``datasets.Dataset``."""
 
-    def __init__(self, table: Any, data: DataConfig, *, compares: bool = False) -> None:
-        super().__init__(table, data, compares=compares)
+    def __init__(self, table: Any, data: DataConfig, *, compares: bool = False, tasks: bool = False) -> None:
+        super().__init__(table, data, compares=compares, tasks=tasks)
         self._dataset = table
         self.fingerprint = f"{table._fingerprint} {len(table)}"  # noqa: SLF001 (the library's own name for its content)
         self._suspects = self._with_nulls()

@@ -73,7 +73,7 @@ def first_examples(data: DataConfig, seed: int, source: Source) -> list[Example]
 
 def _check_calls(one: NamedScorer, examples: list[Example]) -> str:
     """Whether the function can be called with the columns of each row; a warning if it is with some only."""
-    function = load_function(one.config.function or "", one.where)
+    function = load_function(one.config.function or "", f"{one.where}.function")
     if inspect.iscoroutinefunction(function):
         raise RewardRefused(
             f"{one.verifier} ({defined_at(function)}) is a coroutine function; write def, not async def"

@@ -39,9 +39,9 @@ def _outside(ids: NDArray[np.int32], vocab: int) -> int | None:
 
 def ended_before_start(request: GenerationRequest, max_context_tokens: int) -> FinishReason | None:
     """Why a request needs no computing: what the ledger holds already ends it, or it can never fit."""
-    if len(request.generated) and int(request.generated[-1]) in request.sampling.stop_token_ids:
-        return FinishReason.STOP
     known = len(request.generated)
-    if known >= request.sampling.max_tokens or len(request.prompt_ids) + known >= max_context_tokens:
+    if known and not request.limit and int(request.generated[-1]) in request.sampling.stop_token_ids:
+        return FinishReason.STOP  # of a turn the last token may be the environment's; turns that ended do not come here
+    if request.position >= request.end or len(request.prompt_ids) + known >= max_context_tokens:
         return FinishReason.LENGTH
     return None

@@ -12,7 +12,7 @@ Invariants
   v of its prompt's tokens, the same in each epoch, and cut at ``max_tokens``. With ``length_cv`` it is log-normal with
   that coefficient of variation instead, and ``length_tail`` of the samples, whatever their prompt, are of 3 to 7 times
   the mean. The last token of a response that ends by itself is its first stop token; without stop tokens it runs to its
-  budget.
+  budget. Each token of a turn of an episode ends it with a probability of one by the mean.
 
 Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``start_s`` 0 (of the engine,
 as for reading a model), ``load_s`` 0.05 (of a version), ``wake_s`` 0, ``mean_tokens`` 64, ``by_prompt`` 0 (a: how much
@@ -48,6 +48,8 @@ _LENGTH_POSITION = -1
 """The noise position that decides a response's length; token positions start at 0."""
 _TAIL_POSITION = -2
 """The one that decides whether it is of the tail, and how long then."""
+_TURN_POSITION = -3
+"""The one from which on, downwards, it is decided whether a token ends a turn."""
 _TAIL_MEANS = (3.0, 7.0)
 """Times the mean: of 280 tokens, 840 to 1,960 (lengths of GSM8K have a tail of a hundredth there)."""
 _ALL_SIBLINGS = -1
@@ -59,27 +61,36 @@ class _Running:
 
     def __init__(self, request: GenerationRequest, options: Mapping[str, float], max_context_tokens: int) -> None:
         sampling = request.sampling
-        self.request, self.offset = request.request, len(request.generated)
+        self.request, self.offset = request.request, request.position
         self._key = stream_keys(sampling.seed, request.prompt, request.sibling)
         self._vocab, self._stops = int(options["vocab"]), sampling.stop_token_ids
-        self.budget = min(sampling.max_tokens, max_context_tokens - len(request.prompt_ids))
-        self._prompt_tokens = len(request.prompt_ids)
-        self._length = _drawn_length(request, self._key, options) if self._stops else self.budget
+        self.budget = min(request.end, request.first + max_context_tokens - len(request.prompt_ids))
+        self._before = len(request.prompt_ids) - request.first
+        """Tokens of its context less those of its row, up to any position."""
+        drawn = self._stops and not request.limit
+        self._length = _drawn_length(request, self._key, options) if drawn else self.budget
+        self._end_chance = 1 / options["mean_tokens"] if request.limit and self._stops else 0.0
 
     @property
     def context_tokens(self) -> int:
         """What its cache holds now; before its first step, what is to be prefilled."""
-        return self._prompt_tokens + self.offset
+        return self._before + self.offset
 
     def next_token(self) -> tuple[int, FinishReason]:
         """The token at ``offset``, and whether it is the last."""
         self.offset += 1
-        if self._stops and self.offset >= self._length:
+        if self._ends():
             return self._stops[0], FinishReason.STOP
         token = int(uniforms(self._key, self.offset - 1)[0] * self._vocab)
         while token in self._stops:
             token = (token + 1) % self._vocab
         return token, FinishReason.LENGTH if self.offset >= self.budget else FinishReason.RUNNING
+
+    def _ends(self) -> bool:
+        """Whether the token before ``offset`` is the one by which it ends itself."""
+        if self._end_chance:
+            return bool(uniforms(self._key, _TURN_POSITION - self.offset)[0] < self._end_chance)
+        return bool(self._stops) and self.offset >= self._length
 
 
 def _drawn_length(request: GenerationRequest, key: np.ndarray, options: Mapping[str, float]) -> int:
@@ -148,12 +159,12 @@ class SimulatedEngine:
             if reason is None:
                 self._waiting.append(request)
             else:
-                self._columns.end(request.request, len(request.generated), reason)
+                self._columns.end(request.request, request.position, reason)
 
     def abort(self, requests: Sequence[int]) -> None:
         gone = set(requests)
         for waiting in [request for request in self._waiting if request.request in gone]:
-            self._columns.end(waiting.request, len(waiting.generated), FinishReason.ABORTED)
+            self._columns.end(waiting.request, waiting.position, FinishReason.ABORTED)
         self._waiting = deque(request for request in self._waiting if request.request not in gone)
         for request in gone & self._running.keys():
             self._columns.end(request, self._running.pop(request).offset, FinishReason.ABORTED)

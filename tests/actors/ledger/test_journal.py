@@ -334,10 +334,13 @@ def test_an_encoded_event_can_be_read_by_plain_msgpack() -> None:
 ON_DISK = {
     "assigned": "step first workers counts rows again",
     "batch_extended": "step prompts prompt_lengths prompt_ids contexts",
-    "batch_issued": "step group_size sampling prompts prompt_lengths prompt_ids contexts",
+    "batch_issued": "step group_size sampling prompts prompt_lengths prompt_ids contexts episodes",
     "checkpointed": "step path counters final",
     "committed": "step prompts siblings policy_version",
     "dropped": "step rows reason",
+    "episode_cut": "step rows lengths",
+    "episodes_begun": "step rows",
+    "episodes_ended": "step rows rewards parts",
     "leased": "step rows replay",
     "opened": "epoch",
     "paused": "paused",
@@ -348,6 +351,7 @@ ON_DISK = {
     "stopping": "stopping",
     "suspected": "worker steps rows",
     "tokens_appended": "workers versions row_counts assignments offsets counts finished tokens logprobs",
+    "turned": "step rows offsets fresh counts tokens limits",
     "window_learned": "step seed_s target memory",
 }
 """Tags and fields of the events in journals of 0.1, whatever they are called in the code today."""

@@ -21,6 +21,7 @@ from actors.core.message import Message, class_of, message, tag_of
 from actors.core.senders import SenderKind, guard_of, sender_of
 from actors.core.system import ActorSystem
 from actors.protocol.who_may_send import WHO_MAY_SEND, guard_for
+from configs.limits import DEFAULT_LIMITS
 from tests.simulated import run_simulated
 from transport.address import PeerId
 from transport.codec import decode_body
@@ -70,6 +71,8 @@ def test_names_say_what_a_peer_is() -> None:
     assert sender_of("n1.job.with.dots.rollout-0") == (SenderKind.WORKER, "n1", "job.with.dots")
     assert sender_of("n1.job.rollout-n1.2") == (SenderKind.WORKER, "n1", "job"), "one of an elastic pool"
     assert sender_of("head.service.trainer") == (SenderKind.SERVICE, "head", "service"), "of a job with that name"
+    assert sender_of("head.job.environments-0") == (SenderKind.SERVICE, "head", "job")
+    assert sender_of("head.job.gateway") == (SenderKind.SERVICE, "head", "job")
     for odd in (
         "",
         "n1.service.train-0",
@@ -81,6 +84,7 @@ def test_names_say_what_a_peer_is() -> None:
         "head.job.",
         "head.job.agent",
         "n1.job.weights",
+        "n1.job.environments-0",
     ):
         assert sender_of(odd).kind is SenderKind.STRANGER, odd
 
@@ -137,7 +141,8 @@ def test_what_the_table_does_not_allow_is_refused_from_every_kind_of_sender_to_e
     async def scenario() -> None:
         network = MemoryNetwork()
         guard = guard_for(PeerId(own, 1))
-        system = ActorSystem(MemoryTransport(network, PeerId(own, 1)), guard=guard)
+        limits = DEFAULT_LIMITS.model_copy(update={"malformed_max": 3 * len(WHO_MAY_SEND)})  # all of it cannot be read
+        system = ActorSystem(MemoryTransport(network, PeerId(own, 1)), limits=limits, guard=guard)
         await system.start()
         await system.spawn(target, ear())
         for kind, name in PEERS.items():

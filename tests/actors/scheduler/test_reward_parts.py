@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from actors.ledger import events as ev
+from actors.ledger.batch import SampleState
 from actors.ledger.errors import IllegalTransition
 from actors.protocol.rewards import Verdict
 from configs.data_mix import Mix
@@ -112,10 +113,12 @@ def test_parts_that_do_not_fit_change_nothing(in_world: InWorld, parts: np.ndarr
         await play(world)
         world.kill("rewards")
         ledger = world.scheduler._ledger
-        await world.until(lambda: 0 in ledger.batches and (ledger.batches[0].state == 3).sum() >= 4)
-        rows = np.nonzero(ledger.batches[0].state == 3)[0][:4].astype(np.int32)
+        await world.until(lambda: 0 in ledger.batches and (ledger.batches[0].state == SampleState.FINISHED).sum() >= 4)
+        rows = np.nonzero(ledger.batches[0].state == SampleState.FINISHED)[0][:4].astype(np.int32)
         with pytest.raises(IllegalTransition, match="reward"):
             ledger.apply(ev.Scored(0, rows, np.ones(4), parts))
-        assert (ledger.batches[0].state[rows] == 3).all() and np.isnan(ledger.batches[0].reward[rows]).all()
+        assert (ledger.batches[0].state[rows] == SampleState.FINISHED).all() and np.isnan(
+            ledger.batches[0].reward[rows]
+        ).all()
 
     in_world(scenario, reward={"parts": PARTS})

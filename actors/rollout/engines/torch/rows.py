@@ -2,7 +2,7 @@
 
 Invariants
 - Live sequences are exactly slots 0 … ``count`` - 1; a slot that is freed is filled by one from the end.
-- ``tokens[i, : lengths[i]]`` is prompt plus response so far; ``offsets[i]`` counts the response tokens among them.
+- ``tokens[i, : lengths[i]]`` is prompt plus response so far; ``offsets[i]`` is the position of the next token.
 - Columns grow by doubling up to ``max_rows`` and ``max_tokens`` and never beyond.
 """
 
@@ -29,6 +29,9 @@ class Rows:
         self.lengths = np.zeros(max_rows, np.int64)
         self.offsets = np.zeros(max_rows, np.int64)
         self.budgets = np.zeros(max_rows, np.int64)
+        """Offsets at which they end."""
+        self.prompts = np.zeros(max_rows, np.int64)
+        """Tokens that others, or a later turn, are likely to begin with."""
         self.branches = np.zeros(max_rows, np.int64)
         """Rows of the decoder's cache; meaningless for sequences that it does not have yet."""
         self.keys = np.zeros(max_rows, np.uint64)
@@ -48,8 +51,11 @@ class Rows:
         self._widen(int((prompts + known).max()) + 1, max(len(sampling.stop_token_ids) for sampling in samplings))
         new = slice(self.count, self.count + len(requests))
         self.requests[new] = [request.request for request in requests]
-        self.lengths[new], self.offsets[new] = prompts + known, known
-        self.budgets[new] = np.minimum([s.max_tokens for s in samplings], self._max_tokens - prompts)
+        firsts = np.array([request.first for request in requests], np.int64)
+        turns = np.array([request.limit > 0 for request in requests])
+        self.lengths[new], self.offsets[new] = prompts + known, firsts + known
+        self.budgets[new] = np.minimum([request.end for request in requests], firsts + self._max_tokens - prompts)
+        self.prompts[new] = prompts + known * turns
         self.keys[new] = _keys(requests)
         self.temperature[new] = [sampling.temperature for sampling in samplings]
         self.top_p[new] = [sampling.top_p for sampling in samplings]
@@ -110,7 +116,7 @@ class Rows:
         self.count = keep
 
     def _columns(self) -> list[NDArray[np.generic]]:
-        shared = [self.requests, self.lengths, self.offsets, self.budgets, self.branches, self.keys]
+        shared = [self.requests, self.lengths, self.offsets, self.budgets, self.prompts, self.branches, self.keys]
         return [*shared, self.temperature, self.top_p, self.top_k, self.stops, self.tokens]
 
 

@@ -148,13 +148,13 @@ class TorchEngine:
             if reason is None:
                 self._waiting.append(request)
             else:
-                self._columns.end(request.request, len(request.generated), reason)
+                self._columns.end(request.request, request.position, reason)
 
     def abort(self, requests: Sequence[int]) -> None:
         gone = set(requests)
         for request in [waiting for waiting in self._waiting if waiting.request in gone]:
             self._waiting.remove(request)
-            self._columns.end(request.request, len(request.generated), FinishReason.ABORTED)
+            self._columns.end(request.request, request.position, FinishReason.ABORTED)
         self._aborted |= gone.intersection(self._rows.requests[: self._rows.count].tolist())
 
     def _drop_aborted(self) -> None:
@@ -267,7 +267,7 @@ class TorchEngine:
         firsts: dict[bytes, int] = {}
         alike = [firsts.setdefault(rows.sequence(slot).tobytes(), slot) for slot in slots]
         distinct = list(firsts.values())
-        prompts = (rows.lengths[distinct] - rows.offsets[distinct]).tolist()
+        prompts = rows.prompts[distinct].tolist()
         logits, places = self._prefill.run(self._ready(), [rows.sequence(slot) for slot in distinct], prompts)
         branch_of = dict(zip(distinct, (self._branches + places).tolist(), strict=True))
         rows.branches[self._cached : rows.count] = [branch_of[first] for first in alike]

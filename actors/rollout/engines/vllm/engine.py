@@ -35,6 +35,7 @@ from actors.protocol.tokens import FinishReason
 from actors.protocol.work import EngineStats
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
 from actors.rollout.engines.adapter_tensors import AdapterTensors
+from actors.rollout.engines.requests import ended_before_start
 from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.engines.vllm.setup import step_seconds
 from actors.rollout.errors import EngineError, RequestRefused, WeightsMismatch
@@ -59,8 +60,9 @@ class _Sequence:
     core_id: str = ""
 
     @property
-    def produced(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
+    def position(self) -> int:
+        """Position of the token that comes next."""
+        return self.request.first + len(self.tokens) - self.prompt_tokens
 
 
 class VllmEngine:
@@ -148,11 +150,8 @@ class VllmEngine:
     def _add(self, request: GenerationRequest) -> None:
         tokens = [*request.prompt_ids.tolist(), *request.generated.tolist()]
         sequence = _Sequence(request, tokens, len(request.prompt_ids))
-        generated = len(request.generated)
-        if generated and sequence.tokens[-1] in request.sampling.stop_token_ids:
-            self._columns.end(request.request, generated, FinishReason.STOP)
-        elif self._budget(sequence) <= 0:
-            self._columns.end(request.request, generated, FinishReason.LENGTH)
+        if (reason := ended_before_start(request, self._live_core.context_tokens)) is not None:
+            self._columns.end(request.request, request.position, reason)
         else:
             self._sequences[request.request] = sequence
             self._incoming.append(sequence)
@@ -160,7 +159,7 @@ class VllmEngine:
     def _budget(self, sequence: _Sequence) -> int:
         """How many tokens this sequence may still get."""
         return min(
-            sequence.request.sampling.max_tokens - sequence.produced,
+            sequence.request.end - sequence.position,
             self._live_core.context_tokens - len(sequence.tokens),
         )
 
@@ -173,7 +172,7 @@ class VllmEngine:
         self._incoming = [sequence for sequence in self._incoming if id(sequence) not in gone]
 
     def _end_aborted(self, sequence: _Sequence) -> bool:
-        self._columns.end(sequence.request.request, sequence.produced, FinishReason.ABORTED)
+        self._columns.end(sequence.request.request, sequence.position, FinishReason.ABORTED)
         if sequence.core_id:
             self._dropped.append(sequence.core_id)
             del self._by_core_id[sequence.core_id]
@@ -234,7 +233,8 @@ class VllmEngine:
             list(sequence.tokens),
             request.sampling,
             origin=(request.prompt, request.sibling),
-            start=sequence.produced,
+            start=sequence.position,
+            first=request.first,
             budget=self._budget(sequence),
             salt=f"{self._version}.{self._loads}",
         )
@@ -247,7 +247,7 @@ class VllmEngine:
             if rows.core_ids != core_ids:
                 core_ids, sequences = rows.core_ids, [self._by_core_id[core_id] for core_id in rows.core_ids]
                 requests = np.array([sequence.request.request for sequence in sequences], np.int64)
-                offsets = np.array([sequence.produced for sequence in sequences], np.int64)
+                offsets = np.array([sequence.position for sequence in sequences], np.int64)
             offsets = self._enter(rows, requests, offsets)
             for sequence, tokens in zip(sequences, rows.tokens, strict=True):
                 sequence.tokens += tokens

@@ -1,0 +1,153 @@
+"""Environment workers, and which episodes they drive.
+
+    RegisterEnvironment ─▶ a lease, and those of its episodes that it goes on with
+    RenewLease ──────────▶ for another term         lapsed, Down, a later life ─▶ lost: its episodes need another driver
+
+Invariants
+- An episode has one driver at most, and a driver at most as many as it has slots.
+- A life that another one has replaced does not come back.
+- Agents outside are one driver, without a lease: each of their episodes has a deadline of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from actors.core.lease import LeaseIssuer
+from actors.protocol.episodes import EpisodeName
+from actors.scheduler.episode_rows import Key
+from transport.address import ActorAddress
+
+OUTSIDE: Final = "outside"
+"""Name of the driver that all agents outside are together; no actor is called so."""
+_LIVES_KEPT: Final = 16
+"""Replaced lives of one worker that are remembered; the older ones have long been killed."""
+
+
+@dataclass(slots=True)
+class Drive:
+    """An episode that is driven."""
+
+    name: EpisodeName
+    begun_s: float
+    due_s: float
+    """Time by which its driver should have said how it ended."""
+
+
+class Failed(NamedTuple):
+    """It says how often an episode has failed so far."""
+
+    times: int
+    """Failures of its environment."""
+    losses: int
+    """Failures of infrastructure that its driver has told of."""
+    by: str
+    """Name of who drove it last."""
+    rests_until_s: float
+    """Time before which it is not begun again."""
+
+
+@dataclass(slots=True)
+class Driver:
+    """One life of an environment worker, or all agents outside."""
+
+    name: str
+    slots: int
+    address: ActorAddress | None = None
+    lease: LeaseIssuer | None = None
+    driven: dict[Key, Drive] = field(default_factory=dict[Key, Drive])
+    former: list[int] = field(default_factory=list[int])
+    """Incarnations of the lives that it and those before it have replaced."""
+
+    @property
+    def free(self) -> int:
+        return self.slots - len(self.driven)
+
+    def has_lapsed(self, now: float) -> bool:
+        return self.lease is not None and self.lease.holder(now) is None
+
+
+class Drivers:
+    """It knows all drivers of a job."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Driver] = {}
+        self._of: dict[Key, Driver] = {}
+
+    def __len__(self) -> int:
+        """Episodes that are driven."""
+        return len(self._of)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._of
+
+    def of(self, key: Key) -> Driver | None:
+        return self._of.get(key)
+
+    def add(self, driver: Driver) -> None:
+        self.by_name[driver.name] = driver
+
+    def has_replaced(self, address: ActorAddress) -> bool:
+        """Whether the life at ``address`` is one that a newer one has replaced."""
+        known = self.by_name.get(address.name)
+        return known is not None and address.peer.incarnation in known.former
+
+    def next_life(self, address: ActorAddress, slots: int) -> Driver:
+        """Enter a life of a worker in the place of the one before, which has lost all that it drove.
+
+        A life that registers anew keeps what it drives.
+        """
+        before = self.by_name.get(address.name)
+        driver = Driver(address.name, slots, address)
+        if before is not None and before.address is not None:
+            driver.former = before.former
+            left = self.lose(before)
+            if before.address.peer == address.peer:
+                for drive in left:
+                    self.give(driver, drive)
+            else:
+                driver.former = [*before.former, before.address.peer.incarnation][-_LIVES_KEPT:]
+        self.add(driver)
+        return driver
+
+    def lose(self, driver: Driver) -> list[Drive]:
+        """A driver is gone; returns what it has left behind."""
+        self.by_name.pop(driver.name, None)
+        left = list(driver.driven.values())
+        for drive in left:
+            self.release(Key.of(drive.name))
+        return left
+
+    def give(self, driver: Driver, drive: Drive) -> None:
+        key = Key.of(drive.name)
+        driver.driven[key] = drive
+        self._of[key] = driver
+
+    def release(self, key: Key) -> Drive | None:
+        """Nobody drives it any more."""
+        driver = self._of.pop(key, None)
+        return None if driver is None else driver.driven.pop(key, None)
+
+    def overdue(self, now: float) -> Iterator[tuple[Driver, Drive]]:
+        """Episodes whose driver has not said in time how they ended."""
+        for driver in list(self.by_name.values()):
+            for drive in [drive for drive in driver.driven.values() if now >= drive.due_s]:
+                yield driver, drive
+
+    def drives(self, driver: Driver, name: EpisodeName) -> bool:
+        """Whether ``driver`` drives this life of it, and nobody else does."""
+        drive = driver.driven.get(Key.of(name))
+        return self.of(Key.of(name)) is driver and drive is not None and drive.name == name
+
+    @property
+    def workers(self) -> int:
+        """Environment workers that are registered."""
+        return sum(driver.address is not None for driver in self.by_name.values())
+
+    def freest(self, but: str) -> Driver | None:
+        """The worker with the most free slots, rather not the one called ``but``; None: none is free."""
+        free = [driver for driver in self.by_name.values() if driver.free > 0 and driver.address is not None]
+        others = [driver for driver in free if driver.name != but]
+        return max(others or free, key=lambda driver: driver.free, default=None)
