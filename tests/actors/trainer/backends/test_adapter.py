@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,10 +72,12 @@ async def test_the_engine_samples_what_the_trainer_trains_after_an_update_and_on
     await backend.close()
 
 
-async def scores_of(backend: TorchBackend, tokens: list[int], *, reference: bool = False) -> np.ndarray:
-    prompt = ask(0).prompt_ids
+async def scores_of(
+    backend: TorchBackend, tokens: list[int], *, reference: bool = False, prompt: Sequence[int] = (3, 4, 5, 6, 7)
+) -> np.ndarray:
+    """Log-probabilities of ``tokens`` behind ``prompt``, by default that of ``ask``."""
     [sample] = random_samples([(len(prompt), [len(tokens)])])
-    sample = dataclasses.replace(sample, prompt_ids=prompt, tokens=np.array(tokens, np.int32))
+    sample = dataclasses.replace(sample, prompt_ids=np.array(prompt, np.int32), tokens=np.array(tokens, np.int32))
     [batch] = cut([sample], budget_tokens=10_000, keep_zero=False)
     scores = await backend.score(batch, temperature=1.0, reference=reference)
     return scores[0, len(prompt) : len(prompt) + len(tokens)]
