@@ -72,7 +72,7 @@ def is_set(section: Any, key: str) -> bool:
 
 
 def _check_whole_step(job: JobConfig) -> list[Found]:
-    """Of a rule that needs all of a step, or a step of several updates."""
+    """What a rule that needs all of a step forbids, or a step of several updates."""
     algorithm, found = job.algorithm, list[Found]()
     if not algorithm.needs_whole_step:
         return found

@@ -119,6 +119,19 @@ def test_a_step_reads_no_more_than_its_bound_and_says_that_it_trains_fewer() -> 
     play_in(World, job(2, filter_batches=2), scenario)
 
 
+def test_of_more_groups_with_a_signal_than_a_step_needs_the_last_are_surplus_and_trained_by_no_step() -> None:
+    """Prompt 0 has none, so two more are asked for, by the rate of 3 in 4, and both have one."""
+
+    async def scenario(world: World) -> None:
+        await begin(world, lambda p, s: Verdict(prompt=p, sibling=s, reward=float(p != 0 and s % 2)))
+        assert await world.job.wait_over(600.0) == "finished"
+        assert trained(world) == {0: [1, 2, 3, 4], 1: [6, 7, 8, 9]}
+        found = [(row["no_signal"], row["surplus"], row["samples_dropped"]) for row in rows(world)]
+        assert found == [(1, 1, 0), (0, 0, 0)]
+
+    play_in(World, job(2), scenario)
+
+
 def test_where_the_data_ends_the_last_step_trains_what_there_is() -> None:
     async def scenario(world: World) -> None:
         await begin(world, prompts=18)
