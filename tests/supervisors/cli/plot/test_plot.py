@@ -147,7 +147,7 @@ def test_the_command_writes_pictures_and_a_page_that_stands_alone(run_dir: Path)
         assert word in page
     other = invoke(str(run_dir), "--out", str(run_dir / "elsewhere"))
     assert (run_dir / "elsewhere" / "index.html").exists()
-    assert "5 pictures" in other.stdout
+    assert "6 pictures" in other.stdout
 
 
 def test_what_is_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:
@@ -167,8 +167,7 @@ def several(folder: Path, *traces: tuple[str, str, list[Span]]) -> Path:
     (folder / JOBS_FILE).write_text("{}")
     for service, job, bars in traces:
         (folder / "services" / service).mkdir(parents=True, exist_ok=True)
-        (folder / "eval.jsonl").write_text(json.dumps(EVALUATED) + "\n")
-    trace = TraceFile(folder / "services" / service / "trace.json", f"service.{service}")
+        trace = TraceFile(folder / "services" / service / "trace.json", f"service.{service}")
         trace.add(job, bars)
         trace.close()
     return folder
