@@ -335,7 +335,8 @@ class JobRun:
             await self._system.stop_actor(f"news.{self.job.name}")
         remove_segments(self.run_dir)
         if self.job.checkpoint.keep_best and self.state is JobState.FINISHED:
-            await asyncio.to_thread(self._leave_best)
+            async with asyncio.timeout(self.job.limits.checkpoint_timeout_s):
+                await asyncio.to_thread(self._leave_best)
 
     def _leave_best(self) -> None:
         """Remove checkpoints that were kept for an evaluation, and turned out not to be the best."""
