@@ -17,12 +17,15 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from actors.fleet.scope import JobScope
 from actors.fleet.versions import Versions
+from actors.host.best_link import mark_best
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.whole_steps import whole
@@ -98,6 +101,39 @@ class Evaluations:
             return False
         return bool(ledger.evaluations) or ledger.committed_steps not in ledger.evaluated
 
+    # ------------------------------------------------------------ the best one
+
+    @property
+    def _keeps_best(self) -> bool:
+        return self._config is not None and self._scope.job.checkpoint.keep_best
+
+    def wants_checkpoint(self, version: int) -> bool:
+        """Whether this version will be evaluated, and its checkpoint may be the best."""
+        return self._keeps_best and self._config is not None and version % self._config.every == 0
+
+    def spared(self) -> tuple[int, ...]:
+        """Steps of checkpoints that must stay: the best one, and those whose evaluation is not over."""
+        if not self._keeps_best:
+            return ()
+        ledger, first = self._scope.ledger, self._first()
+        open_ = {version_of(step) for step in ledger.evaluations}
+        waiting = [s for s, _ in ledger.checkpoints if s in open_ or (s >= first and self.wants_checkpoint(s))]
+        return (*waiting, *[step for step, _ in self._ranked()[:1]])
+
+    async def mark_best(self) -> None:
+        """Have ``checkpoints/best`` lead to the best checkpoint."""
+        if self._keeps_best and (ranked := [Path(path) for _, path in self._ranked()]):
+            await self._scope.ctx.run_blocking(mark_best, ranked)
+
+    def _ranked(self) -> list[tuple[int, str]]:
+        """Checkpoints whose version has been evaluated, the best first, and the older one of two that are equal."""
+        known = self._scope.ledger.evaluated
+        average = {
+            step: known[step].get("avg_at_k", math.nan) for step, _ in self._scope.ledger.checkpoints if step in known
+        }
+        ranked = [c for c in self._scope.ledger.checkpoints if not math.isnan(average.get(c[0], math.nan))]
+        return sorted(ranked, key=lambda checkpoint: (-average[checkpoint[0]], checkpoint[0]))
+
     # ------------------------------------------------------------ from begin to end
 
     def issue(self, event: ev.BatchIssued) -> bool:
@@ -139,13 +175,16 @@ class Evaluations:
         figures = self._scope.ledger.evaluated[version]
         average = {"avg_at_k": round(figures["avg_at_k"], 6)} if figures else {}
         self._scope.event("evaluation_ended", version=version, **average)
+        await self.mark_best()
         self._tell(version)
         self._versions.announce()
         self.ended()
         self.look()
 
     def job_registered(self) -> None:
-        """Tell it of all that is over; it knows which of them are news."""
+        """Tell it of all that is over; it knows which of them are news. A former life may not have moved the link."""
+        if self._keeps_best:
+            self._scope.ctx.start_task(self.mark_best(), "mark the best checkpoint")
         for version in sorted(self._scope.ledger.evaluated):
             if evaluation_step(version) not in self._finishing:
                 self._tell(version)

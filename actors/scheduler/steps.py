@@ -317,9 +317,9 @@ class Steps:
         """What the trainer does after ``step``."""
         every = self._scope.job.checkpoint.every
         stop = self._scope.ledger.stopping or step + 1 >= self.count
-        due = every > 0 and (step + 1) % every == 0
+        due = (every > 0 and (step + 1) % every == 0) or self.evaluations.wants_checkpoint(step + 1)
         asked = 0 <= self._checkpoint_requested <= step  # a replay has not come to it yet
-        return Committed(step=step, stop=stop, checkpoint=stop or due or asked)
+        return Committed(step=step, stop=stop, checkpoint=stop or due or asked, spared=self.evaluations.spared())
 
     async def checkpoint_taken(self, news: CheckpointTaken) -> None:
         """Note it durably, then let go of what no checkpoint that is kept can replay.
@@ -346,6 +346,7 @@ class Steps:
             beside = [ledger.batches[step].beside_step for step in ledger.evaluations]
             self._journal.prune(min([kept[0][0], *beside]))
         scope.event("checkpoint_stored", step=news.step, path=news.path)
+        await self.evaluations.mark_best()
         if not news.final:
             self._tell_stored()
         self._tell_end()

@@ -217,7 +217,7 @@ class Trainer(RegisteredActor):
         if self._service is not None:
             self._service.committed(self.step)
         if committed.checkpoint or committed.stop:
-            await self._checkpointer.write(self.step, final=committed.stop)
+            await self._checkpointer.write(self.step, final=committed.stop, spared=committed.spared)
         self._spans.flush()
         return committed.stop
 

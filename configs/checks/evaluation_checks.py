@@ -9,8 +9,6 @@ from configs.schema import JobConfig
 def check_evaluation(job: JobConfig) -> list[Found]:
     """Every problem of the section ``eval``, as (field, what is wrong, what to do)."""
     config, found = job.eval, list[Found]()
-    if job.checkpoint.keep_best:
-        found.append(("checkpoint.keep_best", "true, which is not built yet", "Remove it"))
     if config is None:
         if job.checkpoint.keep_best:
             fix = "Add eval, which measures it, or remove keep_best"

@@ -71,7 +71,8 @@ class JobNews:
         if event.kind == "step":
             self.say(**{**event.fields, "step": int(event.fields["step"] or 0) + 1})
         elif event.kind == "evaluation":
-            self.say(message=evaluation_line(event.fields), eval_version=event.fields["version"])
+            line = evaluation_line(event.fields)
+            self.say(message=line, evaluation=line)
         elif event.kind == "state":
             self.say(state=event.fields["state"])
         elif event.kind == "trouble":

@@ -249,6 +249,10 @@ class FakeTrainer(Actor):
         self.train_s = 0.03
         self.checkpoint_s = 0.0
         self.metrics = {"kl": 0.5, "trainer_idle_fraction": 0.25}
+        self.spared: list[tuple[int, ...]] = []
+        """Checkpoints that were to stay, as it was told with each commit."""
+        self.directory: Path | None = None
+        """Where it makes directories of its checkpoints; None: they are names alone."""
 
     async def on_start(self) -> None:
         offer = RegisterService(job="j", role="trainer", address=self.ctx.self_address)
@@ -306,6 +310,7 @@ class FakeTrainer(Actor):
                 policy_version=self.step, metrics=self.metrics,
             )  # fmt: skip
             answer = await scheduler.ask(commit, Committed)
+            self.spared.append(answer.spared)
             if answer.checkpoint:
                 await self.ctx.sleep(self.checkpoint_s)
                 await self.checkpoint(final=answer.stop)
@@ -313,7 +318,11 @@ class FakeTrainer(Actor):
                 return self.ctx.stop("completed")
 
     async def checkpoint(self, *, final: bool) -> None:
-        taken = CheckpointTaken(job="j", step=self.step, path=f"step_{self.step:06d}", final=final)
+        name = f"step_{self.step:06d}"
+        if self.directory is not None:
+            (self.directory / name).mkdir(exist_ok=True)
+            name = str(self.directory / name)
+        taken = CheckpointTaken(job="j", step=self.step, path=name, final=final)
         await self.ctx.ref(self.scheduler).ask(taken, Acknowledged)
 
 
