@@ -13,6 +13,7 @@ from pathlib import Path
 
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
+from configs.checks.gateway_checks import check_gateway
 from configs.checks.model_checks import check_model, check_ranker_model
 from configs.checks.provider_checks import check_provider
 from configs.checks.reward_checks import check_reward
@@ -40,6 +41,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_cluster,
         check_scheduling,
         check_reward,
+        check_gateway,
         _check_packages,
         _check_workers,
         _check_device,
