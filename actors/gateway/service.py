@@ -71,7 +71,7 @@ class Gateway(RegisteredActor):
         keys = SessionKeys(admin_key(run_dir), job.name)
         service = RegisterService(job=job.name, role="gateway", address=self.ctx.self_address)
 
-        reader = ReplyReader(tokenizer, stop_token_ids(model, job.rollout.stop))
+        reader = ReplyReader(tokenizer, stop_token_ids(model, job.rollout.stop), self.ctx.limits.gateway_renderings)
         template = ChatTemplate(tokenizer, job.data.chat_template_kwargs, self.ctx.limits.gateway_renderings)
         limit = positions(model)
         longest = limit.count if limit is not None else job.episode_tokens
