@@ -318,7 +318,8 @@ class Limits(ProcessLimits):
         default=16, description="questions of one episode that wait for its turns; more are told to come back"
     )
     gateway_episodes: int = Field(
-        default=4096, description="episodes whose rows are kept at hand; those left out are asked of the ledger again"
+        default=1024,
+        description="episodes whose rows are kept at hand, some hundred kB each; others are asked of the ledger again",
     )
     gateway_renderings: int = Field(
         default=4096,
