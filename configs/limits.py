@@ -367,10 +367,12 @@ class Limits(ProcessLimits):
         default=16, description="questions of one episode that wait for its turns; more are told to come back"
     )
     gateway_episodes: int = Field(
-        default=4096, description="episodes whose rows are kept at hand; those left out are asked of the ledger again"
+        default=1024,
+        description="episodes whose rows are kept at hand, some hundred kB each; others are asked of the ledger again",
     )
     gateway_renderings: int = Field(
-        default=4096, description="renderings kept at hand: a conversation is compared by looking up what was computed"
+        default=4096,
+        description="renderings, and turns as read, kept at hand: conversations are compared by looking them up",
     )
     gateway_stops: int = Field(
         default=16, description="stop texts of a request; OpenAI takes 4, and each is looked for in the whole turn"

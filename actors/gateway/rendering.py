@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, cast
@@ -26,6 +25,7 @@ from typing import Any, Final, cast
 import xxhash
 
 from actors.gateway.errors import wrong
+from actors.gateway.remembered import Remembered
 
 Message = dict[str, Any]
 _SENTINEL: Final = "xHRx0turn0xRHx"
@@ -71,10 +71,9 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Any, defaults: dict[str, Any], kept: int) -> None:
-        self._kept = kept
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._known: OrderedDict[bytes, list[int] | None] = OrderedDict()
+        self._known = Remembered[list[int] | None](kept)
 
     @property
     def is_there(self) -> bool:
@@ -91,7 +90,7 @@ class ChatTemplate:
         """
         count = len(chat.messages) if count is None else count
         messages = chat.messages[:count]
-        return self._remembered(chat.digest(count, ask), lambda: self.encode(self._text(chat, messages, ask=ask))) or []
+        return self._known.get(chat.digest(count, ask), lambda: self.encode(self._text(chat, messages, ask=ask))) or []
 
     def bridge(self, chat: Chat, last: int, until: int, said: int, reasoned: Collection[int]) -> list[int] | None:
         """Ids of ``messages[last + 1 : until]`` and the generation prompt, behind a turn; None: there is no bridge.
@@ -100,7 +99,7 @@ class ChatTemplate:
         of this context in which the model has reasoned.
         """
         key = chat.digest(until, "bridge", last, said, sorted(reasoned))
-        return self._remembered(key, lambda: self._bridge(chat, last, until, said, reasoned))
+        return self._known.get(key, lambda: self._bridge(chat, last, until, said, reasoned))
 
     def _bridge(self, chat: Chat, last: int, until: int, said: int, reasoned: Collection[int]) -> list[int] | None:
         for mark in (_thinks_apart, _thinks_inline):
@@ -139,15 +138,6 @@ class ChatTemplate:
         except Exception as error:  # a template is a program, and what it raises is its verdict on the messages
             said = f"{type(error).__name__}: {error}"[:_REFUSAL_CHARACTERS]
             raise wrong("messages", f"the model's chat template refuses them ({said})") from error
-
-    def _remembered(self, key: bytes, make: Callable[[], list[int] | None]) -> list[int] | None:
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
-        made = self._known[key] = make()
-        if len(self._known) > self._kept:
-            self._known.popitem(last=False)
-        return made
 
 
 def _thinks_apart(message: Message, thought: str) -> Message:

@@ -23,6 +23,8 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from actors.gateway.remembered import Remembered
+
 Tokens = Sequence[int] | np.ndarray
 _OPEN, _CLOSE = "<think>", "</think>"
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -74,9 +76,10 @@ def _plain(arguments: object) -> object:
 
 
 class ReplyReader:
-    """Reads turns for one tokenizer and its chat template."""
+    """Reads turns for one tokenizer and its chat template. ``kept``: turns that are remembered as they were read."""
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, ends: Sequence[int], kept: int) -> None:
+        self._known = Remembered[Reply](kept)
         self._tokenizer = tokenizer
         self.ends = frozenset(ends)
         """Tokens that end a turn."""
@@ -123,6 +126,10 @@ class ReplyReader:
 
     def read(self, tokens: Tokens, *, opened: bool, tools: bool, stop: Sequence[str] = ()) -> Reply:
         """``opened``: the prompt has begun the reasoning; ``tools``: calls are looked for."""
+        key = (np.asarray(tokens, np.int32).tobytes(), opened, tools, tuple(stop))
+        return self._known.get(key, lambda: self._read(tokens, opened=opened, tools=tools, stop=stop))
+
+    def _read(self, tokens: Tokens, *, opened: bool, tools: bool, stop: Sequence[str]) -> Reply:
         text = self.text(tokens)
         places = [place for one in stop if (place := text.find(one)) >= 0]
         if places:

@@ -14,7 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +39,8 @@ from actors.protocol.job_news import Trouble
 from actors.protocol.services import RegisterService
 from actors.protocol.session_keys import SessionKeys, admin_key
 from actors.roles import RoleArgs
+from configs.checks.gateway_checks import why_not_listen
+from configs.episode_schema import GatewayConfig
 from configs.model_files import positions, text_config
 from transport.errors import HeadraceError
 
@@ -65,12 +66,12 @@ class Gateway(RegisteredActor):
 
     async def on_start(self) -> None:
         job, model, run_dir = self._job, Path(self._args.model_path), Path(self._args.run_dir)
-        tls = tls_context(job.gateway.host, job.gateway.tls_certificate, job.gateway.tls_key)
+        tls = tls_context(job.gateway)
         tokenizer = await self.ctx.run_blocking(self._load_tokenizer, model)
         keys = SessionKeys(admin_key(run_dir), job.name)
         service = RegisterService(job=job.name, role="gateway", address=self.ctx.self_address)
 
-        reader = ReplyReader(tokenizer, stop_token_ids(model, job.rollout.stop))
+        reader = ReplyReader(tokenizer, stop_token_ids(model, job.rollout.stop), self.ctx.limits.gateway_renderings)
         template = ChatTemplate(tokenizer, job.data.chat_template_kwargs, self.ctx.limits.gateway_renderings)
         limit = positions(model)
         longest = limit.count if limit is not None else job.episode_tokens
@@ -122,34 +123,23 @@ class Gateway(RegisteredActor):
             self.ctx.ref(self.hub.address).tell(trouble)
 
 
-def tls_context(host: str, certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """What to listen with.
+def tls_context(gateway: GatewayConfig) -> ssl.SSLContext | None:
+    """What to listen with; None: without TLS.
 
     Raises:
         CannotListen: the address is not the loopback interface's, and there is no TLS; or its files cannot be used.
     """
-    if certificate is None or key is None:
-        if (certificate, key) != (None, None):
-            raise CannotListen("gateway: tls_certificate and tls_key go together: set both, or neither")
-        if not is_loopback(host):
-            raise CannotListen(
-                f"gateway.host {host} can be reached from other machines: set gateway.tls_certificate and "
-                "gateway.tls_key, or listen at 127.0.0.1 behind a reverse proxy and set gateway.public_url"
-            )
+    for field, wrong, fix in why_not_listen(gateway):
+        raise CannotListen(f"{field}: {wrong}. {fix}")
+    if gateway.tls_certificate is None or gateway.tls_key is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate, key = (Path(file).expanduser() for file in (gateway.tls_certificate, gateway.tls_key))
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise CannotListen(f"gateway.tls_certificate {certificate}, gateway.tls_key {key}: {error}") from error
     return context
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _port_before(file: Path) -> int:

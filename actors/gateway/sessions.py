@@ -17,6 +17,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -119,7 +120,7 @@ class Sessions:
             raise HttpProblem(429, "too_many_questions", text, retry_after_s=self._ctx.limits.gateway_busy_s)
         while digest in session.pending:
             digest += b"+"  # asked twice on purpose: two turns
-        pending = session.pending[digest] = Pending(self._ctx_future())
+        pending = session.pending[digest] = Pending(self._new_future())
         self._ctx.start_task(self._run(hub, session, question, digest, pending), f"turn {digest[:4].hex()}")
         return pending
 
@@ -136,7 +137,7 @@ class Sessions:
         elif not pending.listeners:
             session.owed.undelivered.add(answer.turn.number)
 
-    def _ctx_future(self) -> asyncio.Future[Answer]:
+    def _new_future(self) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear it
         return future
@@ -144,9 +145,10 @@ class Sessions:
     def _session(self, episode: EpisodeName) -> Session:
         session = self._sessions.setdefault(episode, Session(episode))
         self._sessions.move_to_end(episode)
-        idle = [name for name, one in self._sessions.items() if not one.pending and one is not session]
-        for name in idle[: max(0, len(self._sessions) - self._ctx.limits.gateway_episodes)]:
-            del self._sessions[name]
+        if (over := len(self._sessions) - self._ctx.limits.gateway_episodes) > 0:
+            idle = (name for name, one in self._sessions.items() if not one.pending and one is not session)
+            for name in list(itertools.islice(idle, over)):
+                del self._sessions[name]
         return session
 
     async def _run(self, hub: Leader, session: Session, question: Question, digest: bytes, pending: Pending) -> None:

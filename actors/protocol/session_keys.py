@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -38,8 +39,7 @@ def admin_key(run_dir: Path) -> str:
     """
     path = run_dir / KEY_FILE
     if not path.exists():
-        made = run_dir / f".{KEY_FILE}.{os.getpid()}"
-        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor, made = tempfile.mkstemp(dir=run_dir, prefix=f".{KEY_FILE}.")  # mode 0600
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(f"{_ADMIN}{secrets.token_hex(24)}\n")
             file.flush()
@@ -49,7 +49,7 @@ def admin_key(run_dir: Path) -> str:
         except FileExistsError:
             pass
         finally:
-            made.unlink()
+            Path(made).unlink()
     key = path.read_text("ascii", errors="replace").strip()
     if not key.startswith(_ADMIN):
         raise BadKey(f"{path} holds no admin key (expected {_ADMIN}…): remove it, and the next start makes one")

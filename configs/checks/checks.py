@@ -16,6 +16,7 @@ from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
 from configs.checks.episode_checks import check_episodes
 from configs.checks.evaluation_checks import check_evaluation
+from configs.checks.gateway_checks import check_gateway
 from configs.checks.learning_checks import check_learning
 from configs.checks.model_checks import check_model, check_ranker_model
 from configs.checks.provider_checks import check_provider
@@ -47,6 +48,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_cluster,
         check_scheduling,
         check_reward,
+        check_gateway,
         _check_packages,
         _check_workers,
         _check_device,

@@ -159,6 +159,15 @@ async def test_after_its_own_death_the_gateway_goes_on_where_it_was(tmp_path: Pa
         assert (len(row.turns), len(row.contexts)) == (3, 1)
 
 
+async def test_a_stream_whose_turn_fails_says_why(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        row = world.begin()
+        world.scheduler.turn_s, row.left_s = 30.0, 1.0
+        stream = await world.agent().chat.completions.create(model="m", messages=[USER], stream=True)
+        with pytest.raises(openai.APIError, match="budget is spent"):
+            [chunk async for chunk in stream]
+
+
 async def test_a_question_outlives_the_scheduler(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         row = world.begin()
