@@ -49,8 +49,8 @@ def _figures(history: History, replay: Replay) -> Iterator[Violation]:
             told = int(row["tokens_trained"])
             what = f"step {step} trained {told} tokens by its row, and its samples have {said} of the model's"
             yield Violation(checker=EPISODES, what=what, step=step)
-        told = int(row.get("tokens_discarded") or 0)
-        if not replay.pruned_below and told > replay.discarded:
+        told, last = int(row.get("tokens_discarded") or 0), step == history.job.steps - 1
+        if not replay.pruned_below and (told > replay.discarded or (last and told < replay.discarded)):
             what = f"step {step} tells of {told} discarded tokens, and the journal of {replay.discarded}"
             yield Violation(checker=EPISODES, what=what, step=step)
 

@@ -78,6 +78,8 @@ class SimulatedEnvironments(RegisteredActor):
         self._job, self._scheduler, self._manners = job, scheduler, manners
         self._draw, self._ended, self._refused, self._slowly = draw, ended, refused, slowly
         self._playing: dict[EpisodeName, asyncio.Task[object]] = {}
+        self._over: set[EpisodeName] = set()
+        """Those of which it says how they ended, which take no slot any more."""
 
     @property
     def holds(self) -> int:
@@ -111,6 +113,8 @@ class SimulatedEnvironments(RegisteredActor):
     async def begin(self, order: BeginEpisodes) -> None:
         for work in order.episodes:
             if work.name not in self._playing:
+                if self.is_registered and len(self._playing) - len(self._over) >= self._job.environment.slots:
+                    self._refused(f"{work.name} is one more than {self.ctx.self_address.name} has slots for")
                 self._playing[work.name] = self.ctx.start_task(self._drive(work), f"play {work.name}")
 
     @handles(AbandonEpisodes)
@@ -123,6 +127,7 @@ class SimulatedEnvironments(RegisteredActor):
         try:
             news = await self._play(work)
             if news is not None:
+                self._over.add(work.name)
                 await self._say(news, Acknowledged)
         except RemoteError as error:
             self._refused(f"{work.name}: {error.detail}")
@@ -130,6 +135,7 @@ class SimulatedEnvironments(RegisteredActor):
             self.ctx.log.warning("nobody asks how an episode ends", episode=str(work.name), error=str(error))
         finally:
             self._playing.pop(work.name, None)
+            self._over.discard(work.name)
 
     async def _play(self, work: EpisodeWork) -> EpisodeEnded | None:
         """None: it has been taken away."""
