@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from actors.ledger import events as ev
+from actors.protocol.episodes import EpisodeLimits
 from actors.protocol.tokens import FinishReason
+from supervisors.checkers.episodes import WAITING, Episodes
 
 QUEUED, IN_FLIGHT, FINISHED, SCORED, GRANTED = "queued", "in flight", "finished", "scored", "granted"
 COMMITTED, DROPPED = "committed", "dropped"
-UNSETTLED = (QUEUED, IN_FLIGHT, FINISHED, SCORED)
+UNSETTLED = (QUEUED, IN_FLIGHT, WAITING, FINISHED, SCORED)
 SETTLED = (COMMITTED, DROPPED)
 
 
@@ -66,7 +68,9 @@ class Sample:
     state: str = QUEUED
     tokens: list[int] = field(default_factory=list[int])
     versions: list[int] = field(default_factory=list[int])
-    """The policy version of each token."""
+    """The policy version of each token; below 0 an environment has written it."""
+    limit: int = 0
+    """Position at which it ends at the latest, or its present turn."""
     workers: list[str] = field(default_factory=list[str])
     """Workers that had it, in order; one entry for each hand-out."""
     assignment: int = -1
@@ -84,6 +88,7 @@ class Batch:
     max_tokens: int
     prompts: list[int]
     samples: list[Sample]
+    episodes: EpisodeLimits | None
 
 
 @dataclass(slots=True)
@@ -135,6 +140,8 @@ class Replay:
             ev.WindowLearned: lambda _: None,
             ev.Rewound: self._rewound,
         }
+        self.episodes = Episodes(self, (QUEUED, IN_FLIGHT, WAITING), QUEUED, SCORED)
+        self._handlers |= self.episodes.handlers
 
     def fold(self, event: ev.Event) -> None:
         """Take the next event."""
@@ -162,7 +169,10 @@ class Replay:
         name = sample.name if sample is not None else None
         self.complaints.append(Complaint(topic, self.events, what, name, step, token_index, worker))
 
-    def _rows(self, step: int, rows: Iterable[int], doing: str) -> list[Sample]:
+    def complain_of_token(self, sample: Sample, what: str) -> None:
+        self._complain(Topic.TOKENS, what, sample=sample)
+
+    def rows(self, step: int, rows: Iterable[int], doing: str) -> list[Sample]:
         """The samples of an event; none of a step that has been pruned, a complaint for what does not exist."""
         batch = self.batches.get(step)
         if batch is None:
@@ -177,7 +187,7 @@ class Replay:
                 self._complain(Topic.STEP, f"{doing} names row {row} of step {step}, which does not exist", step=step)
         return found
 
-    def _move(self, sample: Sample, allowed: tuple[str, ...], to: str, doing: str) -> None:
+    def move(self, sample: Sample, allowed: tuple[str, ...], to: str, doing: str) -> None:
         if sample.state not in allowed:
             wanted = " or ".join(allowed)
             self._complain(Topic.SAMPLE, f"{doing} {sample.name}, which is {sample.state}, not {wanted}", sample=sample)
@@ -201,10 +211,15 @@ class Replay:
             self._complain(Topic.STEP, f"the batch of step {step} was issued twice", step=step)
             return
         prompts = [int(p) for p in event.prompts]
-        samples = [Sample(Name(step, prompt, sibling)) for prompt in prompts for sibling in range(event.group_size)]
-        sampling = event.sampling
+        sampling, state = event.sampling, QUEUED if event.episodes is None else WAITING
+        samples = [
+            Sample(Name(step, prompt, sibling), state, limit=sampling.max_tokens)
+            for prompt in prompts
+            for sibling in range(event.group_size)
+        ]
+        stop_ids = frozenset(sampling.stop_token_ids)
         self.batches[step] = Batch(
-            step, event.group_size, frozenset(sampling.stop_token_ids), sampling.max_tokens, prompts, samples
+            step, event.group_size, stop_ids, sampling.max_tokens, prompts, samples, event.episodes
         )
 
     def _assigned(self, event: ev.Assigned) -> None:
@@ -212,7 +227,7 @@ class Replay:
             what = f"assignment {event.first} was given to {event.workers}, but numbers below {self._next_assignment}"
             self._complain(Topic.ASSIGNMENT, f"{what} had been given before", worker=event.workers[0])
         self._next_assignment = max(self._next_assignment, event.first + len(event.rows))
-        samples = self._rows(event.step, event.rows.tolist(), f"a hand-out to {event.workers}")
+        samples = self.rows(event.step, event.rows.tolist(), f"a hand-out to {event.workers}")
         if len(samples) != len(event.rows):  # pruned, or told above
             return
         workers = [worker for worker, n in zip(event.workers, event.counts.tolist(), strict=True) for _ in range(n)]
@@ -226,7 +241,7 @@ class Replay:
             self._complain(Topic.ASSIGNMENT, what, sample=sample, worker=worker)
             self._live.pop(sample.assignment, None)
         else:
-            self._move(sample, (QUEUED,), IN_FLIGHT, f"{worker} was handed")
+            self.move(sample, (QUEUED,), IN_FLIGHT, f"{worker} was handed")
         sample.state, sample.assignment = IN_FLIGHT, number
         if again and sample.workers[-1:] != [worker]:
             before = sample.workers[-1] if sample.workers else "nobody"
@@ -255,19 +270,19 @@ class Replay:
             if sample is None or worker != said_by or offset != len(sample.tokens):
                 continue  # late, repeated, or behind a gap: it never entered
             batch = self.batches[sample.name.step]
-            if offset + count > batch.max_tokens or finished > FinishReason.ABORTED:
+            if offset + count > sample.limit or finished > FinishReason.ABORTED:
                 continue
             self._enter(sample, batch, new, said_by, version)
             if finished in (FinishReason.STOP, FinishReason.LENGTH):
-                self._end(number)
-                sample.state = FINISHED
+                self.end(number)
+                sample.state = FINISHED if batch.episodes is None else WAITING
             elif finished == FinishReason.ABORTED:
                 self._hand_back(number)
 
     def _enter(self, sample: Sample, batch: Batch, new: list[int], worker: str, version: int) -> None:
         for token in new:
             index = len(sample.tokens)
-            if index and sample.tokens[-1] in batch.stop_ids:
+            if index and sample.versions[-1] >= 0 and sample.tokens[-1] in batch.stop_ids:
                 what = f"{sample.name}: token index {index} follows the stop token at {index - 1}"
                 self._complain(Topic.TOKENS, what, sample=sample, token_index=index, worker=worker)
             sample.tokens.append(token)
@@ -279,38 +294,39 @@ class Replay:
                 self._hand_back(number)
 
     def _hand_back(self, number: int) -> None:
-        """Back to the queue, unless the tokens already end the sample."""
+        """Back to the queue, unless the tokens already end the sample, or its turn."""
         sample = self._live[number][0]
-        self._end(number)
+        self.end(number)
         batch = self.batches[sample.name.step]
-        ended = bool(sample.tokens) and sample.tokens[-1] in batch.stop_ids
-        sample.state = FINISHED if ended or len(sample.tokens) >= batch.max_tokens else QUEUED
+        ended = bool(sample.tokens) and sample.versions[-1] >= 0 and sample.tokens[-1] in batch.stop_ids
+        over = FINISHED if batch.episodes is None else WAITING
+        sample.state = over if ended or len(sample.tokens) >= sample.limit else QUEUED
 
-    def _end(self, number: int) -> None:
+    def end(self, number: int) -> None:
         sample, worker = self._live.pop(number)
         sample.assignment = -1
         self.workers[worker].now -= 1
 
     def _scored(self, event: ev.Scored) -> None:
-        samples = self._rows(event.step, event.rows.tolist(), "a verdict")
+        samples = self.rows(event.step, event.rows.tolist(), "a verdict")
         for sample, reward in zip(samples, event.rewards.tolist(), strict=False):
-            self._move(sample, (FINISHED,), SCORED, "a verdict came for")
+            self.move(sample, (FINISHED,), SCORED, "a verdict came for")
             sample.reward = reward
 
     def _dropped(self, event: ev.Dropped) -> None:
-        for sample in self._rows(event.step, event.rows.tolist(), "a drop"):
-            self._move(sample, UNSETTLED, DROPPED, "dropped:")
+        for sample in self.rows(event.step, event.rows.tolist(), "a drop"):
+            self.move(sample, UNSETTLED, DROPPED, "dropped:")
             sample.reason = event.reason
             if sample.assignment >= 0:
-                self._end(sample.assignment)
+                self.end(sample.assignment)
 
     def _granted(self, event: ev.Granted) -> None:
         if event.step != self.trainer_step and event.step >= self.pruned_below:
             what = f"samples of step {event.step} were granted while the trainer was at step {self.trainer_step}"
             self._complain(Topic.STEP, what, step=event.step)
         allowed, to = ((COMMITTED,), COMMITTED) if event.replay else ((SCORED,), GRANTED)
-        for sample in self._rows(event.step, event.rows.tolist(), "a lease"):
-            self._move(sample, allowed, to, "granted:")
+        for sample in self.rows(event.step, event.rows.tolist(), "a lease"):
+            self.move(sample, allowed, to, "granted:")
 
     def _committed(self, event: ev.Committed) -> None:
         step = event.step

@@ -31,7 +31,8 @@ def check_versions(history: History, replay: Replay) -> Iterator[Violation]:
 
 
 def _within_sample(sample: Sample) -> Iterator[Violation]:
-    for index, (before, after) in enumerate(pairwise(sample.versions), 1):
+    said = [(index, version) for index, version in enumerate(sample.versions) if version >= 0]
+    for (_, before), (index, after) in pairwise(said):
         if after < before:
             what = f"{sample.name}: token index {index} is of version {after}, the one before it of version {before}"
             step, prompt, sibling = sample.name
@@ -83,7 +84,7 @@ def check_staleness(history: History, replay: Replay) -> Iterator[Violation]:
     for sample in replay.samples:
         step = sample.name.step
         for index, version in enumerate(sample.versions):
-            if not step - bound <= version <= step:
+            if version >= 0 and not step - bound <= version <= step:
                 yield _out_of_bound(sample.name, version, bound, index, sample.workers[-1:])
                 break
     known = {sample.name for sample in replay.samples}

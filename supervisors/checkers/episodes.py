@@ -1,0 +1,102 @@
+"""Episodes in the journal, folded a second time: token by token, by other code than the ledger's.
+
+    begun: another life        turned: waiting ─▶ queued        cut: ─▶ waiting        ended: ─▶ scored
+
+A row of an episode has a mark for each token: the version of the model's, -2 for the first one of a fresh context, -1
+for what else its environment wrote. What does not fit becomes a complaint, as in ``replay.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from actors.ledger import events as ev
+
+if TYPE_CHECKING:
+    from supervisors.checkers.replay import Replay, Sample
+
+WAITING = "waiting"
+"""State of an episode between two turns."""
+
+
+class Episodes:
+    """It takes the events of episodes for a replay."""
+
+    def __init__(self, replay: Replay, live: tuple[str, ...], queued: str, scored: str) -> None:
+        """``live``: states of an episode that has not ended."""
+        self._replay = replay
+        self._live, self._queued, self._scored = live, queued, scored
+        self.handlers: dict[type, Callable[[Any], None]] = {
+            ev.EpisodesBegun: self._begun,
+            ev.Turned: self._turned,
+            ev.EpisodeCut: self._cut,
+            ev.EpisodesEnded: self._ended,
+        }
+        self.discarded = 0
+        """Tokens of the model that were cut off."""
+
+    def _begun(self, event: ev.EpisodesBegun) -> None:
+        for sample in self._replay.rows(event.step, event.rows.tolist(), "a beginning"):
+            self._replay.move(sample, self._live, sample.state, "its environment begins:")
+
+    def _turned(self, event: ev.Turned) -> None:
+        samples = self._replay.rows(event.step, event.rows.tolist(), "a turn")
+        tokens, at = event.tokens.tolist(), 0
+        columns = zip(
+            samples, event.offsets.tolist(), event.fresh.tolist(), event.counts.tolist(), event.limits.tolist(),
+            strict=False,
+        )  # fmt: skip
+        for sample, offset, fresh, count, limit in columns:
+            self._replay.move(sample, (WAITING,), self._queued, "its environment spoke:")
+            if offset != len(sample.tokens):
+                what = f"{sample.name}: its environment spoke at {offset}, and the row ends at {len(sample.tokens)}"
+                self._replay.complain_of_token(sample, what)
+            if not sample.tokens and not fresh:
+                self._replay.complain_of_token(sample, f"{sample.name} begins with no context")
+            sample.tokens += tokens[at : at + count]
+            sample.versions += [-2 if fresh else -1, *[-1] * (count - 1)]
+            sample.limit = limit
+            at += count
+            self._check_bounds(sample)
+
+    def _check_bounds(self, sample: Sample) -> None:
+        batch = self._replay.batches[sample.name.step]
+        said = sum(version >= 0 for version in sample.versions)
+        most = batch.max_tokens - said
+        if batch.episodes is None:
+            self._replay.complain_of_token(sample, f"{sample.name} is no episode, and has an environment")
+        elif not len(sample.tokens) < sample.limit <= min(len(sample.tokens) + most, batch.episodes.episode_tokens):
+            what = f"{sample.name}: a turn behind {said} tokens of the model may go on to position {sample.limit}"
+            self._replay.complain_of_token(sample, f"{what}, beyond {batch.max_tokens} tokens or {batch.episodes}")
+
+    def _cut(self, event: ev.EpisodeCut) -> None:
+        samples = self._replay.rows(event.step, event.rows.tolist(), "a cut")
+        for sample, length in zip(samples, event.lengths.tolist(), strict=False):
+            self._over(sample, WAITING, "cut:")
+            if length > len(sample.tokens):
+                what = f"{sample.name} was cut to {length} tokens, and has {len(sample.tokens)}"
+                self._replay.complain_of_token(sample, what)
+            self._shorten(sample, length)
+
+    def _ended(self, event: ev.EpisodesEnded) -> None:
+        samples = self._replay.rows(event.step, event.rows.tolist(), "an end")
+        for sample, reward in zip(samples, event.rewards.tolist(), strict=False):
+            length = len(sample.tokens)
+            if sample.state != WAITING:  # a turn is under way, or due
+                while length and sample.versions[length - 1] >= 0:
+                    length -= 1
+            while length and sample.versions[length - 1] < 0:
+                length -= 1
+            self._over(sample, self._scored, "its episode ended:")
+            self._shorten(sample, length)
+            sample.reward = reward
+
+    def _over(self, sample: Sample, to: str, doing: str) -> None:
+        self._replay.move(sample, self._live, to, doing)
+        if sample.assignment >= 0:
+            self._replay.end(sample.assignment)
+
+    def _shorten(self, sample: Sample, length: int) -> None:
+        self.discarded += sum(version >= 0 for version in sample.versions[length:])
+        del sample.tokens[length:], sample.versions[length:]
