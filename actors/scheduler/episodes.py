@@ -105,8 +105,9 @@ class Episodes:
         driver.lease.issue(str(address.peer), scope.ctx.now())
         scope.ctx.watch(address)
         kept = [name for name in offer.running if self._goes_on(driver, name)]
-        for key in set(driver.driven) - {Key.of(name) for name in kept}:
-            self._drivers.release(key)  # it was told, and never began it
+        for drive in list(driver.driven.values()):
+            if drive.name not in kept:  # it has let go of it, or has yet to hear that it is to begin it
+                self._abandon(driver, drive.name)
         fields = {"slots": offer.slots, "running": len(offer.running), "kept": len(kept)}
         scope.event("environment_registered", worker=address.name, **fields)
         self.pump()

@@ -50,8 +50,9 @@ def _figures(history: History, replay: Replay) -> Iterator[Violation]:
             what = f"step {step} trained {told} tokens by its row, and its samples have {said} of the model's"
             yield Violation(checker=EPISODES, what=what, step=step)
         told, last = int(row.get("tokens_discarded") or 0), step == history.job.steps - 1
-        if not replay.pruned_below and (told > replay.episodes.discarded or (last and told < replay.episodes.discarded)):
-            what = f"step {step} tells of {told} discarded tokens, and the journal of {replay.episodes.discarded}"
+        known = replay.episodes.discarded
+        if not replay.pruned_below and (told > known or (last and told < known)):
+            what = f"step {step} tells of {told} discarded tokens, and the journal of {known}"
             yield Violation(checker=EPISODES, what=what, step=step)
 
 

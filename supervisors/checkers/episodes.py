@@ -56,7 +56,7 @@ class Episodes:
                 self._replay.complain_of_token(sample, f"{sample.name} begins with no context")
             sample.tokens += tokens[at : at + count]
             sample.versions += [-2 if fresh else -1, *[-1] * (count - 1)]
-            sample.limit = limit
+            sample.limit, sample.workers = limit, []  # hand-outs are counted in each turn
             at += count
             self._check_bounds(sample)
 

@@ -77,7 +77,7 @@ class FakeTasks(FakeRewards):
     """The prompt source of tasks: no tokens, and a context that names the row."""
 
     def prompt(self, number: int) -> SourcedPrompt:
-        return SourcedPrompt(number, np.empty(0, np.int32), "", msgpack.packb([f"task {number}", "", number, {}]))
+        return SourcedPrompt(number, np.empty(0, np.int32), "", msgpack.packb([f"task {number}", "", number, {}]) or b"")
 
 
 class EpisodeWorld(World):
