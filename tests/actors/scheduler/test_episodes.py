@@ -147,7 +147,7 @@ def test_an_environment_that_fails_is_begun_again_and_dropped_with_the_reason_in
         await world.until(lambda: len(world.trained) >= 1)
         [batch] = [batch for step, batch in world.scheduler._ledger.batches.items() if step == 0]
         assert batch.lives.tolist() == [2] * 16
-        assert set(batch.drop_reasons.values()) == {"infrastructure: the game's server is gone"}
+        assert set(batch.drop_reasons.values()) == {"no_result: the game gave no answer"}
         assert world.trained[0] == []
 
     play(scenario, {"attempts": 2})
@@ -169,4 +169,4 @@ def test_an_episode_that_hangs_is_taken_away_and_begun_again() -> None:
             assert all(list(tokens) == world.whole_row(p, s) for p, s, tokens, _ in samples)
         assert world.scheduler._ledger.counters.dropped == 0
 
-    play(scenario, {"episode_s": 5.0}, limits={"episode_grace_s": 1.0})
+    play(scenario, {"episode_s": 5.0}, limits={"episode_overdue_s": 1.0})
