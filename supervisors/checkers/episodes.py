@@ -8,25 +8,37 @@ for what else its environment wrote. What does not fit becomes a complaint, as i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from actors.ledger import events as ev
+from supervisors.checkers.followed import IN_FLIGHT, QUEUED, SCORED, WAITING, Batch, Sample
 
-if TYPE_CHECKING:
-    from supervisors.checkers.replay import Replay, Sample
+_LIVE = (QUEUED, IN_FLIGHT, WAITING)
 
-WAITING = "waiting"
-"""State of an episode between two turns."""
+
+class Fold(Protocol):
+    """It needs this of the replay."""
+
+    @property
+    def batches(self) -> dict[int, Batch]: ...
+
+    def rows(self, step: int, rows: Iterable[int], doing: str) -> list[Sample]: ...
+
+    def move(self, sample: Sample, allowed: tuple[str, ...], to: str, doing: str) -> None: ...
+
+    def end(self, number: int) -> None:
+        """End a hand-out."""
+        ...
+
+    def complain_of_token(self, sample: Sample, what: str) -> None: ...
 
 
 class Episodes:
     """It takes the events of episodes for a replay."""
 
-    def __init__(self, replay: Replay, live: tuple[str, ...], queued: str, scored: str) -> None:
-        """``live``: states of an episode that has not ended."""
+    def __init__(self, replay: Fold) -> None:
         self._replay = replay
-        self._live, self._queued, self._scored = live, queued, scored
         self.handlers: dict[type, Callable[[Any], None]] = {
             ev.EpisodesBegun: self._begun,
             ev.Turned: self._turned,
@@ -38,7 +50,7 @@ class Episodes:
 
     def _begun(self, event: ev.EpisodesBegun) -> None:
         for sample in self._replay.rows(event.step, event.rows.tolist(), "a beginning"):
-            self._replay.move(sample, self._live, sample.state, "its environment begins:")
+            self._replay.move(sample, _LIVE, sample.state, "its environment begins:")
 
     def _turned(self, event: ev.Turned) -> None:
         samples = self._replay.rows(event.step, event.rows.tolist(), "a turn")
@@ -48,7 +60,7 @@ class Episodes:
             strict=False,
         )  # fmt: skip
         for sample, offset, fresh, count, limit in columns:
-            self._replay.move(sample, (WAITING,), self._queued, "its environment spoke:")
+            self._replay.move(sample, (WAITING,), QUEUED, "its environment spoke:")
             if offset != len(sample.tokens):
                 what = f"{sample.name}: its environment spoke at {offset}, and the row ends at {len(sample.tokens)}"
                 self._replay.complain_of_token(sample, what)
@@ -88,12 +100,12 @@ class Episodes:
                     length -= 1
             while length and sample.versions[length - 1] < 0:
                 length -= 1
-            self._over(sample, self._scored, "its episode ended:")
+            self._over(sample, SCORED, "its episode ended:")
             self._shorten(sample, length)
             sample.reward = reward
 
     def _over(self, sample: Sample, to: str, doing: str) -> None:
-        self._replay.move(sample, self._live, to, doing)
+        self._replay.move(sample, _LIVE, to, doing)
         if sample.assignment >= 0:
             self._replay.end(sample.assignment)
 

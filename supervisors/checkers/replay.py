@@ -13,96 +13,29 @@ told of once and not a thousand times.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from actors.ledger import events as ev
-from actors.protocol.episodes import EpisodeLimits
 from actors.protocol.tokens import FinishReason
-from supervisors.checkers.episodes import WAITING, Episodes
-
-QUEUED, IN_FLIGHT, FINISHED, SCORED, GRANTED = "queued", "in flight", "finished", "scored", "granted"
-COMMITTED, DROPPED = "committed", "dropped"
-UNSETTLED = (QUEUED, IN_FLIGHT, WAITING, FINISHED, SCORED)
-SETTLED = (COMMITTED, DROPPED)
-
-
-class Name(NamedTuple):
-    """A name identifies a sample. Prompts are ordinals of the job's prompt stream."""
-
-    step: int
-    prompt: int
-    sibling: int
-
-    def __str__(self) -> str:
-        return f"step {self.step} prompt {self.prompt} sibling {self.sibling}"
-
-
-class Topic:
-    """A topic says what a complaint is about; each checker reports its own."""
-
-    SAMPLE = "sample"
-    TOKENS = "tokens"
-    STEP = "step"
-    ASSIGNMENT = "assignment"
-
-
-@dataclass(frozen=True)
-class Complaint:
-    """A complaint names an event that does not fit. ``event`` counts the recorded events from 0."""
-
-    topic: str
-    event: int
-    what: str
-    name: Name | None = None
-    step: int | None = None
-    token_index: int | None = None
-    worker: str | None = None
-
-
-@dataclass(slots=True)
-class Sample:
-    """A sample is followed here as far as the journal tells of it."""
-
-    name: Name
-    state: str = QUEUED
-    tokens: list[int] = field(default_factory=list[int])
-    versions: list[int] = field(default_factory=list[int])
-    """The policy version of each token; below 0 an environment has written it."""
-    limit: int = 0
-    """Position at which it ends at the latest, or its present turn."""
-    workers: list[str] = field(default_factory=list[str])
-    """Workers that had it, in order; one entry for each hand-out."""
-    assignment: int = -1
-    reward: float | None = None
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class Batch:
-    """A batch holds the samples of one step, in the order of their rows."""
-
-    step: int
-    group_size: int
-    stop_ids: frozenset[int]
-    max_tokens: int
-    prompts: list[int]
-    samples: list[Sample]
-    episodes: EpisodeLimits | None
-
-
-@dataclass(slots=True)
-class Held:
-    """This counts the samples that one worker holds."""
-
-    now: int = 0
-    most: int = 0
-    most_at: int = 0
-    """Number of the event with which it first held ``most``."""
-
-
-Named = frozenset[tuple[int, int]]
-"""(prompt, sibling) of the samples that a commit names."""
+from supervisors.checkers.episodes import Episodes
+from supervisors.checkers.followed import (
+    COMMITTED,
+    DROPPED,
+    FINISHED,
+    GRANTED,
+    IN_FLIGHT,
+    QUEUED,
+    SCORED,
+    UNSETTLED,
+    WAITING,
+    Batch,
+    Complaint,
+    Held,
+    Name,
+    Named,
+    Sample,
+    Topic,
+)
 
 
 class Replay:
@@ -140,7 +73,7 @@ class Replay:
             ev.WindowLearned: lambda _: None,
             ev.Rewound: self._rewound,
         }
-        self.episodes = Episodes(self, (QUEUED, IN_FLIGHT, WAITING), QUEUED, SCORED)
+        self.episodes = Episodes(self)
         self._handlers |= self.episodes.handlers
 
     def fold(self, event: ev.Event) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actors.ledger import events as ev
+from supervisors.checkers.followed import Topic
 from supervisors.checkers.history import History, RunState, Violation
-from supervisors.checkers.replay import Replay, Topic
+from supervisors.checkers.replay import Replay
 from supervisors.checkers.samples import complaints
 
 STEPS, FINISH = "steps", "finish"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from supervisors.checkers.followed import Sample
 from supervisors.checkers.history import History, Violation
-from supervisors.checkers.replay import Replay, Sample
+from supervisors.checkers.replay import Replay
 
 VERSIONS, STALENESS = "versions", "staleness"
 
