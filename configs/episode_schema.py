@@ -1,7 +1,7 @@
 """Episodes of several turns: the sections ``environment`` and ``gateway`` of a job file.
 
-    environment   who speaks between the model's turns, and how long an episode may get
-    gateway       where its questions to the model are answered
+environment   who speaks between the model's turns, and how long an episode may get
+gateway       where its questions to the model are answered
 """
 
 from __future__ import annotations
@@ -47,6 +47,14 @@ class EnvironmentConfig(Section):
     """Environment worker processes."""
     slots: PositiveInt = 16
     """Episodes that each of them drives at once."""
+
+    @property
+    def processes(self) -> dict[str, str]:
+        """Names of the processes that it needs, and the role of each: agents outside bring none of their own."""
+        if self.kind == "none":
+            return {}
+        workers = 0 if self.kind == "external" else self.workers
+        return {"gateway": "gateway"} | {f"environments-{index}": "environments" for index in range(workers)}
 
 
 class GatewayConfig(Section):

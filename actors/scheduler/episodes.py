@@ -63,7 +63,7 @@ class Episodes:
         """``settled`` is called after samples of a step were scored or dropped."""
         self._scope, self._fleet, self._rows, self._settled = scope, fleet, rows, settled
         self._ledger, self._config, self._limits = scope.ledger, scope.job.environment, scope.limits
-        self._drivers = Drivers()
+        self._drivers = Drivers(scope.limits.ended_lives)
         self._meter = EpisodeMeter(scope.ledger, scope.limits)
         self._leases = scope.ledger.term << _LEASE_BITS
         self._failures: dict[Key, Failed] = {}

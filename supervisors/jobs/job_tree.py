@@ -134,7 +134,7 @@ class JobTree:
         services = [
             self._process("weights", "weights", "local"),
             self._process("rewards", "rewards", "local"),
-            *self._environments(),
+            *(self._process(name, role, "local") for name, role in self._job.environment.processes.items()),
             self._trainer(),
         ]
         if self._job.rollout.length_ranking == "learned":
@@ -194,17 +194,6 @@ class JobTree:
             self._pool = self._elastic_pool(supervisor)
         await self._system.spawn(name, supervisor)
         await supervisor.ready(self._job.limits.ready_timeout_s * self._job.limits.start_attempts_max)
-
-    def _environments(self) -> list[ChildSpec]:
-        """Who speaks between the model's turns, and through whom; agents outside need no worker."""
-        environment = self._job.environment
-        if not self._job.has_episodes:
-            return []
-        workers = 0 if environment.kind == "external" else environment.workers
-        names = [f"environments-{index}" for index in range(workers)]
-        return [self._process("gateway", "gateway", "local")] + [
-            self._process(name, "environments", "local") for name in names
-        ]
 
     def _trainer(self) -> ChildSpec:
         """It ends when the last step is done."""

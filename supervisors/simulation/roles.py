@@ -77,11 +77,11 @@ def _environments(args: RoleArgs, world: Ground, life: SimProcess) -> SimulatedE
     return SimulatedEnvironments(
         job,
         args.scheduler,
-        Manners(simulated.drift, simulated.environment_fails, world.scenario.costs.environment_s),
+        Manners(world.scenario.costs.environment_s, simulated.drift, simulated.environment_fails),
         draw=world.rng(f"environment {args.name} {world.new_pid()}").random,
         ended=ended,
         refused=lambda what: world.finding(f"{job.name}: episodes: {what}"),
-        slowly=lambda work: slowly(life, work),
+        slowness=lambda: life.slowness,
     )
 
 

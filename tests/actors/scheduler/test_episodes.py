@@ -12,7 +12,7 @@ import pytest
 
 from actors.ledger import events as ev
 from supervisors.simulation.environments import Manners
-from tests.actors.episode_world import EpisodeWorld, episodes_config
+from tests.actors.episode_world import THINK_S, EpisodeWorld, episodes_config
 from tests.actors.scheduler_world import play_in
 
 Scenario = Callable[[EpisodeWorld], Awaitable[None]]
@@ -101,7 +101,7 @@ def test_deaths_of_workers_and_environments_in_mid_episode_cost_no_token(seed: i
 
 def test_an_environment_that_says_something_else_after_its_death_discards_and_counts_it() -> None:
     async def scenario(world: EpisodeWorld) -> None:
-        world.manners = Manners(drift=0.7)
+        world.manners = Manners(THINK_S, drift=0.7)
         await world.start(environments=2)
         for name in ("environments-0", "environments-1", "environments-0"):
             await asyncio.sleep(0.4)
@@ -142,7 +142,7 @@ def test_an_environment_that_fails_is_begun_again_and_dropped_with_the_reason_in
         world.rewards = await world.start_rewards()
         world.workers = [await world.start_worker("rollout-0")]
         world.trainer = await world.start_trainer()
-        world.manners = Manners(fails=1.0)
+        world.manners = Manners(THINK_S, fails=1.0)
         await world.start_environments()
         await world.until(lambda: len(world.trained) >= 1)
         [batch] = [batch for step, batch in world.scheduler._ledger.batches.items() if step == 0]
@@ -157,7 +157,6 @@ def test_an_episode_that_hangs_is_taken_away_and_begun_again() -> None:
     async def scenario(world: EpisodeWorld) -> None:
         await world.start()
         slow = world.environments[0]
-        world.manners = Manners()
         await world.until(lambda: bool(slow._playing))
         hung = next(iter(slow._playing))
         slow._playing[hung].cancel()  # and nobody says a word of it

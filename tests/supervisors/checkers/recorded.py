@@ -18,7 +18,7 @@ from actors.protocol.rewards import Verdict
 from actors.scheduler.scheduler import Scheduler
 from supervisors.checkers.history import History, RunState
 from supervisors.simulation.environments import Manners
-from tests.actors.episode_world import EpisodeWorld, episodes_config
+from tests.actors.episode_world import THINK_S, EpisodeWorld, episodes_config
 from tests.actors.scheduler_world import STOP, FakeTrainer, World, config, play_in, reward
 
 
@@ -141,7 +141,7 @@ async def _without_faults(world: RecordedWorld) -> None:
 
 async def _with_episodes(world: RecordedEpisodes) -> None:
     """Environment workers die, and say something else afterwards."""
-    world.manners = Manners(drift=1.0)
+    world.manners = Manners(THINK_S, drift=1.0)
     await world.start(environments=2)
     for name in ("environments-0", "environments-1", "environments-0"):
         await asyncio.sleep(0.4)
