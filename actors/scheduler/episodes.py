@@ -198,6 +198,7 @@ class Episodes:
         """The next life of its environment is with ``driver``, once the ledger knows of it."""
         name = EpisodeName(*place.key, place.name.attempt + 1)
         self._drivers.give(driver, self._drive(name))
+        self._rows.tell(place.key)  # whoever waits in the name of its last life is to hear that it is replaced
         return EpisodeWork(name, place.context, self._config.episode_s)
 
     async def _tell_to_begin(self, driver: Driver, works: list[EpisodeWork]) -> None:
