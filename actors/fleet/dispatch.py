@@ -160,7 +160,8 @@ class Dispatcher:
         if not len(rows):
             return []
         index = rows // batch.group_size
-        bounds = [0, *(np.nonzero(np.diff(index))[0] + 1).tolist(), len(rows)]
+        together = index if batch.episodes is None else np.where(batch.turns[rows] > 1, -1 - rows, index)
+        bounds = [0, *(np.nonzero(np.diff(together))[0] + 1).tolist(), len(rows)]
         parts = [rows[start:end] for start, end in itertools.pairwise(bounds)]  # np.split takes ten times as long
         moved = batch.attempts[rows] > 0
         if batch.episodes is not None:  # a later turn has tokens of some version, and what is begun goes first
@@ -177,10 +178,17 @@ class Dispatcher:
                 moved=i in with_moved,
                 suspect=i in suspects,
                 version=batch.newest_version(part) if i in with_moved else -1,
+                last_worker=self._last_worker(batch, part),
                 expected_tokens=tokens,
             )
             for i, part, tokens in zip(index[bounds[:-1]].tolist(), parts, expected.tolist(), strict=True)
         ]
+
+    def _last_worker(self, batch: StepBatch, rows: np.ndarray) -> str:
+        """The worker that has just said the turn before this one: most of the context is in its prefix cache."""
+        if batch.episodes is None or batch.turns[rows[0]] <= 1:
+            return ""
+        return self._journaled.ledger.last_worker(batch.step, int(rows[0]))
 
     def _hand_out(self, step: int, decisions: list[AssignSamples], now: float) -> int:
         """Send, then write: what could not be sent was never assigned. One event for all: the ledger looks once."""
