@@ -216,7 +216,7 @@ class Dispatcher:
             term=self._journaled.ledger.term,
             min_policy_version=max(batch.step - self._max_staleness, 0),
             sampling=batch.sampling,
-            work=_work(batch, decision.rows, first),
+            work=work_of(batch, decision.rows, first),
         )
         if self._tell(worker.address, message) is not SendOutcome.QUEUED:
             worker.rest(now, self._limits.backoff_first_s, self._limits.backoff_max_s)
@@ -231,7 +231,7 @@ def _step(decision: AssignSamples) -> int:
     return decision.step
 
 
-def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
+def work_of(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
     """Rows as work, siblings under their prompt; ``rows[i]`` has assignment ``first + i``."""
     if batch.episodes is not None:
         return [_turn(batch, row, number) for number, row in enumerate(rows.tolist(), first)]
