@@ -48,6 +48,14 @@ class EnvironmentConfig(Section):
     slots: PositiveInt = 16
     """Episodes that each of them drives at once."""
 
+    @property
+    def processes(self) -> dict[str, str]:
+        """Names of the processes that it needs, and the role of each: agents outside bring none of their own."""
+        if self.kind == "none":
+            return {}
+        workers = 0 if self.kind == "external" else self.workers
+        return {"gateway": "gateway"} | {f"environments-{index}": "environments" for index in range(workers)}
+
 
 class GatewayConfig(Section):
     """Where agents reach the model."""

@@ -181,7 +181,8 @@ class Dispatcher:
         if not len(rows):
             return []
         index = rows // batch.group_size
-        bounds = [0, *(np.nonzero(np.diff(index))[0] + 1).tolist(), len(rows)]
+        together = index if batch.episodes is None else np.where(batch.turns[rows] > 1, -1 - rows, index)
+        bounds = [0, *(np.nonzero(np.diff(together))[0] + 1).tolist(), len(rows)]
         parts = [rows[start:end] for start, end in itertools.pairwise(bounds)]  # np.split takes ten times as long
         moved = batch.attempts[rows] > 0
         if batch.episodes is not None:  # a later turn has tokens of some version, and what is begun goes first
@@ -198,10 +199,17 @@ class Dispatcher:
                 moved=i in with_moved,
                 suspect=i in suspects,
                 version=batch.newest_version(part) if i in with_moved else -1,
+                last_worker=self._last_worker(batch, part),
                 expected_tokens=tokens,
             )
             for i, part, tokens in zip(index[bounds[:-1]].tolist(), parts, expected.tolist(), strict=True)
         ]
+
+    def _last_worker(self, batch: StepBatch, rows: np.ndarray) -> str:
+        """The worker that has just said the turn before this one: most of the context is in its prefix cache."""
+        if batch.episodes is None or batch.turns[rows[0]] <= 1:
+            return ""
+        return self._journaled.ledger.last_worker(batch.step, int(rows[0]))
 
     def _hand_out(self, step: int, decisions: list[AssignSamples], now: float) -> int:
         """Send, then write: what could not be sent was never assigned. One event for all: the ledger looks once."""
@@ -233,7 +241,7 @@ class Dispatcher:
             term=self._journaled.ledger.term,
             min_policy_version=self._oldest_version(batch.step),
             sampling=batch.sampling,
-            work=_work(batch, decision.rows, first),
+            work=work_of(batch, decision.rows, first),
         )
         if self._tell(worker.address, message) is not SendOutcome.QUEUED:
             worker.rest(now, self._limits.backoff_first_s, self._limits.backoff_max_s)
@@ -248,7 +256,7 @@ def _step(decision: AssignSamples) -> int:
     return decision.step
 
 
-def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
+def work_of(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
     """Rows as work, siblings under their prompt; ``rows[i]`` has assignment ``first + i``."""
     if batch.episodes is not None:
         return [_turn(batch, row, number) for number, row in enumerate(rows.tolist(), first)]

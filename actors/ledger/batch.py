@@ -46,7 +46,7 @@ class SampleState(enum.IntEnum):
 IN_FLIGHT = (SampleState.ASSIGNED, SampleState.STREAMING)
 _COLUMNS = (
     *("state", "length", "finish", "reward", "reward_parts", "assignment", "former", "holder", "attempts"),
-    *("failures", "crashes", "limit", "turns", "lives"),
+    *("failures", "crashes", "limit", "turns", "lives", "last_worker"),
 )
 """Columns of a batch with an entry a row, beside those of tokens."""
 
@@ -109,6 +109,8 @@ class StepBatch:
         self.former = np.full(n, -1, np.int64)
         """Assignment that a former life of the scheduler gave to ``holder``; -1 if another one was given since."""
         self.holder = np.full(n, -1, np.int32)
+        self.last_worker = np.full(n, -1, np.int32)
+        """Worker that had the row last; -1: nobody has had it."""
         self.attempts = np.zeros(n, np.int32)
         """Times that the row was handed out; of an episode: in its present turn."""
         self.failures = np.zeros(n, np.int32)

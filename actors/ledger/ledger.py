@@ -156,7 +156,8 @@ class Ledger(LedgerState):
         self._slots.skip_to(event.first)
         workers = [self._workers.setdefault(name, len(self._workers)) for name in event.workers]
         batch.assignment[event.rows] = event.first + np.arange(len(event.rows))
-        self._slots.give(event.step, event.rows, np.repeat(np.array(workers, np.int32), event.counts))
+        batch.last_worker[event.rows] = holders = np.repeat(np.array(workers, np.int32), event.counts)
+        self._slots.give(event.step, event.rows, holders)
         batch.state[event.rows] = S.ASSIGNED
         batch.former[event.rows] = -1
         if not event.again:

@@ -108,6 +108,11 @@ class LedgerState:
                 positions[index] = position
         return positions[self._slots.workers_of(assignments)]
 
+    def last_worker(self, step: int, row: int) -> str:
+        """The worker that had this row last; empty: nobody has had it."""
+        number = int(self._batch(step).last_worker[row])
+        return "" if number < 0 else list(self._workers)[number]
+
     def former_holders(self) -> set[str]:
         """Workers whose samples a former life of the scheduler gave them, and nobody since."""
         held = {int(i) for step, batch in self.batches.items() for i in np.unique(batch.holder[self._former(step)])}

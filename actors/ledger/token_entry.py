@@ -174,11 +174,16 @@ def _check_columns(event: TokensAppended) -> None:
     columns = (event.offsets, event.counts, event.finished)
     if any(len(c) != n for c in columns) or (event.counts < 0).any() or event.counts.sum() != total:
         raise IllegalTransition(f"a report of {_who(event)} has columns that do not fit each other")
-    unmarked = event.versions < 0  # as of a worker that hands back before its first version, without a token
-    if unmarked.any() and event.counts[np.repeat(unmarked, event.row_counts)].any():
-        raise IllegalTransition(f"a report of {_who(event)} is of version {event.versions.min()}")
+    if min(event.versions.tolist(), default=0) < 0:  # as of a worker that hands back before its first version
+        _check_marks(event)
     if len(event.logprobs) != total:
         raise IllegalTransition(f"a report of {_who(event)} has {total} tokens and {len(event.logprobs)} logprobs")
+
+
+def _check_marks(event: TokensAppended) -> None:
+    """Raise IllegalTransition if tokens come without a version, by which they are told from an environment's."""
+    if event.counts[np.repeat(event.versions < 0, event.row_counts)].any():
+        raise IllegalTransition(f"a report of {_who(event)} has tokens of version {event.versions.min()}")
 
 
 def _who(event: TokensAppended) -> str:

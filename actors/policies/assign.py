@@ -15,6 +15,8 @@ Invariants
 - What holds tokens, and a suspect, goes to any worker that serves its version when its own workers have no room.
 - Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short: a group
   goes to the first of the shortest queues that has room for all of it. Where none has, it is split over the fewest.
+- A turn of an episode goes to the worker that had the one before it, whose prefix cache has most of its context, unless
+  that is much fuller than others.
 - The shortest queue is that with the fewest samples that could not begin, then the one that is least full. How many may
   wait at a worker at all is the view's business: ``slots`` is the cap.
 
@@ -38,6 +40,10 @@ from actors.policies.view import AssignView, GroupView, WorkerView
 _LOOKS: Final = 8
 """Workers of which a group that does not fit is compared with the room. A round may have a thousand workers with
 one place each, and as many groups."""
+
+_FULLER: Final = 0.25
+"""Part of its slots by which a worker that has computed a context may be fuller than the emptiest, and still gets its
+next turn: to compute a context again takes longer than decode steps with a quarter more sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +164,23 @@ def _place_begun(group: GroupView, pools: tuple[Sequence[WorkerView], ...], hand
         if group.suspect:
             if _place_alone(group, serving, hands):
                 return
+        elif own := _last_of(group, serving, hands):
+            hands.give(own, group.step, group.rows)
+            return
         elif serving and len(group.rows):
             level = _share([group], hands.load, serving)  # among those alone who may have it
             group = group.part(_Shortest(serving, level, hands).place(group))
+
+
+def _last_of(group: GroupView, serving: Sequence[WorkerView], hands: _Hands) -> str:
+    """The worker that had the group last, if it has room for it and is not much fuller than the emptiest."""
+    if not group.last_worker:
+        return ""
+    own = next((w for w in serving if w.name == group.last_worker), None)
+    if own is None or not len(group.rows) <= hands.room[own.name]:
+        return ""
+    emptiest = min(hands.load[w.name] / w.slots for w in serving if w.slots)
+    return own.name if hands.load[own.name] / own.slots - emptiest <= _FULLER else ""
 
 
 def _idle_of_the_dedicated(left: list[GroupView], view: AssignView, hands: _Hands, there: _There) -> _There:

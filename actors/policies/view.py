@@ -52,6 +52,8 @@ class GroupView(NamedTuple):
     """Newest version of any of their tokens; they go on with it or with a newer one. -1: they hold none."""
     expected_tokens: float = float("nan")
     """Predicted tokens of one response; NaN: nobody knows, which counts as the median of the known."""
+    last_worker: str = ""
+    """Worker that has computed what they go on from, and may have it at hand; empty: nobody in particular."""
     kept_for: frozenset[str] = frozenset()
     """Workers that are dedicated to groups such as this one; empty: any."""
     not_for: frozenset[str] = frozenset()

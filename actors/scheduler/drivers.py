@@ -22,8 +22,6 @@ from transport.address import ActorAddress
 
 OUTSIDE: Final = "outside"
 """Name of the driver that all agents outside are together; no actor is called so."""
-_LIVES_KEPT: Final = 16
-"""Replaced lives of one worker that are remembered; the older ones have long been killed."""
 
 
 @dataclass(slots=True)
@@ -72,7 +70,9 @@ class Driver:
 class Drivers:
     """It knows all drivers of a job."""
 
-    def __init__(self) -> None:
+    def __init__(self, lives_kept: int) -> None:
+        """``lives_kept``: replaced lives of each worker that are remembered; older ones have long been killed."""
+        self._lives_kept = lives_kept
         self.by_name: dict[str, Driver] = {}
         self._of: dict[Key, Driver] = {}
 
@@ -108,7 +108,7 @@ class Drivers:
                 for drive in left:
                     self.give(driver, drive)
             else:
-                driver.former = [*before.former, before.address.peer.incarnation][-_LIVES_KEPT:]
+                driver.former = [*before.former, before.address.peer.incarnation][-self._lives_kept :]
         self.add(driver)
         return driver
 

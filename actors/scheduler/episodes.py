@@ -63,7 +63,7 @@ class Episodes:
         """``settled`` is called after samples of a step were scored or dropped."""
         self._scope, self._fleet, self._rows, self._settled = scope, fleet, rows, settled
         self._ledger, self._config, self._limits = scope.ledger, scope.job.environment, scope.limits
-        self._drivers = Drivers()
+        self._drivers = Drivers(scope.limits.ended_lives)
         self._meter = EpisodeMeter(scope.ledger, scope.limits)
         self._leases = scope.ledger.term << _LEASE_BITS
         self._failures: dict[Key, Failed] = {}
@@ -105,8 +105,9 @@ class Episodes:
         driver.lease.issue(str(address.peer), scope.ctx.now())
         scope.ctx.watch(address)
         kept = [name for name in offer.running if self._goes_on(driver, name)]
-        for key in set(driver.driven) - {Key.of(name) for name in kept}:
-            self._drivers.release(key)  # it was told, and never began it
+        for drive in list(driver.driven.values()):
+            if drive.name not in kept:  # it has let go of it, or has yet to hear that it is to begin it
+                self._abandon(driver, drive.name)
         fields = {"slots": offer.slots, "running": len(offer.running), "kept": len(kept)}
         scope.event("environment_registered", worker=address.name, **fields)
         self.pump()
@@ -197,6 +198,7 @@ class Episodes:
         """The next life of its environment is with ``driver``, once the ledger knows of it."""
         name = EpisodeName(*place.key, place.name.attempt + 1)
         self._drivers.give(driver, self._drive(name))
+        self._rows.tell(place.key)  # whoever waits in the name of its last life is to hear that it is replaced
         return EpisodeWork(name, place.context, self._config.episode_s)
 
     async def _tell_to_begin(self, driver: Driver, works: list[EpisodeWork]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from supervisors.checkers.episodes import EPISODES, check_episodes
+from supervisors.checkers.episode_rows import EPISODES, check_episodes
 from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.plans import PLANS, check_plans
 from supervisors.checkers.replay import Replay, replay

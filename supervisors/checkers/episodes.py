@@ -1,60 +1,114 @@
-"""Episodes: what is marked as the model's is its own, is trained once, and is said once unless it was discarded."""
+"""Episodes in the journal, folded a second time: token by token, by other code than the ledger's.
+
+    begun: another life        turned: waiting ─▶ queued        cut: ─▶ waiting        ended: ─▶ scored
+
+A row of an episode has a mark for each token: the version of the model's, -2 for the first one of a fresh context, -1
+for what else its environment wrote. What does not fit becomes a complaint, as in ``replay.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
-from actors.protocol.episodes import FRESH
-from supervisors.checkers.history import History, Violation
-from supervisors.checkers.replay import COMMITTED, Replay, Sample
+from actors.ledger import events as ev
+from supervisors.checkers.followed import IN_FLIGHT, QUEUED, SCORED, WAITING, Batch, Sample
 
-EPISODES = "episodes"
+_LIVE = (QUEUED, IN_FLIGHT, WAITING)
 
 
-def check_episodes(history: History, replay: Replay) -> Iterator[Violation]:
-    """Marks make sense, bounds hold, and the figures of each step are those that the journal gives."""
-    for batch in replay.batches.values():
+class Fold(Protocol):
+    """It needs this of the replay."""
+
+    @property
+    def batches(self) -> dict[int, Batch]: ...
+
+    def rows(self, step: int, rows: Iterable[int], doing: str) -> list[Sample]: ...
+
+    def move(self, sample: Sample, allowed: tuple[str, ...], to: str, doing: str) -> None: ...
+
+    def end(self, number: int) -> None:
+        """End a hand-out."""
+        ...
+
+    def complain_of_token(self, sample: Sample, what: str) -> None: ...
+
+
+class Episodes:
+    """It takes the events of episodes for a replay."""
+
+    def __init__(self, replay: Fold) -> None:
+        self._replay = replay
+        self.handlers: dict[type, Callable[[Any], None]] = {
+            ev.EpisodesBegun: self._begun,
+            ev.Turned: self._turned,
+            ev.EpisodeCut: self._cut,
+            ev.EpisodesEnded: self._ended,
+        }
+        self.discarded = 0
+        """Tokens of the model that were cut off."""
+
+    def _begun(self, event: ev.EpisodesBegun) -> None:
+        for sample in self._replay.rows(event.step, event.rows.tolist(), "a beginning"):
+            self._replay.move(sample, _LIVE, sample.state, "its environment begins:")
+
+    def _turned(self, event: ev.Turned) -> None:
+        samples = self._replay.rows(event.step, event.rows.tolist(), "a turn")
+        tokens, at = event.tokens.tolist(), 0
+        columns = zip(
+            samples, event.offsets.tolist(), event.fresh.tolist(), event.counts.tolist(), event.limits.tolist(),
+            strict=False,
+        )  # fmt: skip
+        for sample, offset, fresh, count, limit in columns:
+            self._replay.move(sample, (WAITING,), QUEUED, "its environment spoke:")
+            if offset != len(sample.tokens):
+                what = f"{sample.name}: its environment spoke at {offset}, and the row ends at {len(sample.tokens)}"
+                self._replay.complain_of_token(sample, what)
+            if not sample.tokens and not fresh:
+                self._replay.complain_of_token(sample, f"{sample.name} begins with no context")
+            sample.tokens += tokens[at : at + count]
+            sample.versions += [-2 if fresh else -1, *[-1] * (count - 1)]
+            sample.limit, sample.workers = limit, []  # hand-outs are counted in each turn
+            at += count
+            self._check_bounds(sample)
+
+    def _check_bounds(self, sample: Sample) -> None:
+        batch = self._replay.batches[sample.name.step]
+        said = sum(version >= 0 for version in sample.versions)
+        most = batch.max_tokens - said
         if batch.episodes is None:
-            continue
-        for sample in batch.samples:
-            yield from _marks(sample)
-            turns = sum(after >= 0 > before for before, after in pairwise(sample.versions))
-            if turns > batch.episodes.turns_max or len(sample.said) > batch.max_tokens:
-                what = f"{turns} turns and {len(sample.said)} tokens of the model, of {batch.episodes.turns_max} and"
-                yield _of(sample, f"{sample.name} has {what} {batch.max_tokens}")
-            if sample.state == COMMITTED and not sample.said:
-                yield _of(sample, f"{sample.name} was trained, and the model has said nothing in it")
-    yield from _figures(history, replay)
+            self._replay.complain_of_token(sample, f"{sample.name} is no episode, and has an environment")
+        elif not len(sample.tokens) < sample.limit <= min(len(sample.tokens) + most, batch.episodes.episode_tokens):
+            what = f"{sample.name}: a turn behind {said} tokens of the model may go on to position {sample.limit}"
+            self._replay.complain_of_token(sample, f"{what}, beyond {batch.max_tokens} tokens or {batch.episodes}")
 
+    def _cut(self, event: ev.EpisodeCut) -> None:
+        samples = self._replay.rows(event.step, event.rows.tolist(), "a cut")
+        for sample, length in zip(samples, event.lengths.tolist(), strict=False):
+            self._over(sample, WAITING, "cut:")
+            if length > len(sample.tokens):
+                what = f"{sample.name} was cut to {length} tokens, and has {len(sample.tokens)}"
+                self._replay.complain_of_token(sample, what)
+            self._shorten(sample, length)
 
-def _marks(sample: Sample) -> Iterator[Violation]:
-    """A row begins with a fresh context, and a later one only where the model has spoken in the one before."""
-    marks = sample.versions
-    if marks and marks[0] != FRESH:
-        yield _of(sample, f"{sample.name} begins with the mark {marks[0]}, and not with a fresh context")
-    if odd := [mark for mark in marks if mark < FRESH]:
-        yield _of(sample, f"{sample.name} has a token with the mark {odd[0]}, which says nothing")
+    def _ended(self, event: ev.EpisodesEnded) -> None:
+        samples = self._replay.rows(event.step, event.rows.tolist(), "an end")
+        for sample, reward in zip(samples, event.rewards.tolist(), strict=False):
+            length = len(sample.tokens)
+            if sample.state != WAITING:  # a turn is under way, or due
+                while length and sample.versions[length - 1] >= 0:
+                    length -= 1
+            while length and sample.versions[length - 1] < 0:
+                length -= 1
+            self._over(sample, SCORED, "its episode ended:")
+            self._shorten(sample, length)
+            sample.reward = reward
 
+    def _over(self, sample: Sample, to: str, doing: str) -> None:
+        self._replay.move(sample, _LIVE, to, doing)
+        if sample.assignment >= 0:
+            self._replay.end(sample.assignment)
 
-def _figures(history: History, replay: Replay) -> Iterator[Violation]:
-    """What metrics.jsonl says of tokens, where the journal still has all that it can be held against."""
-    for row in history.rows:
-        step = int(row["step"])
-        batch = replay.batches.get(step)
-        if batch is None or batch.episodes is None:
-            continue
-        said = sum(len(sample.said) for sample in batch.samples if sample.state == COMMITTED)
-        if "tokens_trained" in row and int(row["tokens_trained"]) != said:
-            told = int(row["tokens_trained"])
-            what = f"step {step} trained {told} tokens by its row, and its samples have {said} of the model's"
-            yield Violation(checker=EPISODES, what=what, step=step)
-        told = int(row.get("tokens_discarded") or 0)
-        if not replay.pruned_below and told > replay.discarded:
-            what = f"step {step} tells of {told} discarded tokens, and the journal of {replay.discarded}"
-            yield Violation(checker=EPISODES, what=what, step=step)
-
-
-def _of(sample: Sample, what: str) -> Violation:
-    step, prompt, sibling = sample.name
-    return Violation(checker=EPISODES, what=what, step=step, prompt=prompt, sibling=sibling)
+    def _shorten(self, sample: Sample, length: int) -> None:
+        self.discarded += sum(version >= 0 for version in sample.versions[length:])
+        del sample.tokens[length:], sample.versions[length:]

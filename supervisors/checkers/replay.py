@@ -7,121 +7,37 @@ told of once and not a thousand times.
                                  ┌─▶ complaints      an event that does not fit what came before it
     events ─▶ Replay.fold ───────┼─▶ samples         each sample's tokens, versions and state
                                  ├─▶ commits         which samples each commit named, first and replayed
-                                 ├─▶ discarded       tokens of the model that were cut off episodes (episode_rows.py)
                                  └─▶ workers         how many hand-outs each worker held, and at most
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from actors.ledger import events as ev
-from actors.protocol.episodes import ENVIRONMENT, FRESH, EpisodeLimits
 from actors.protocol.evaluations import is_evaluation, name_of_batch
 from actors.protocol.tokens import FinishReason
-
-QUEUED, IN_FLIGHT, FINISHED, SCORED, GRANTED = "queued", "in flight", "finished", "scored", "granted"
-COMMITTED, DROPPED, EVALUATED = "committed", "dropped", "evaluated"
-WAITING = "waiting"
-"""An episode waits for its environment."""
-LIVE = (WAITING, QUEUED, IN_FLIGHT)
-"""An episode is in one of these states until it is over."""
-UNSETTLED = (WAITING, QUEUED, IN_FLIGHT, FINISHED, SCORED)
-SETTLED = (COMMITTED, DROPPED, EVALUATED)
-
-
-class Name(NamedTuple):
-    """A name identifies a sample. Prompts are ordinals of the job's prompt stream."""
-
-    step: int
-    prompt: int
-    sibling: int
-
-    def __str__(self) -> str:
-        return f"{name_of_batch(self.step)} prompt {self.prompt} sibling {self.sibling}"
-
-
-class Topic:
-    """A topic says what a complaint is about; each checker reports its own."""
-
-    SAMPLE = "sample"
-    TOKENS = "tokens"
-    STEP = "step"
-    ASSIGNMENT = "assignment"
-
-
-@dataclass(frozen=True)
-class Complaint:
-    """A complaint names an event that does not fit. ``event`` counts the recorded events from 0."""
-
-    topic: str
-    event: int
-    what: str
-    name: Name | None = None
-    step: int | None = None
-    token_index: int | None = None
-    worker: str | None = None
-
-
-@dataclass(slots=True)
-class Sample:
-    """A sample is followed here as far as the journal tells of it."""
-
-    name: Name
-    state: str = QUEUED
-    tokens: list[int] = field(default_factory=list[int])
-    versions: list[int] = field(default_factory=list[int])
-    """The policy version of each token; below 0 it marks one of an environment."""
-    limit: int = 0
-    """Where its hand-out ends at the latest."""
-    lives: int = 0
-    """Lives of its environment."""
-    workers: list[str] = field(default_factory=list[str])
-    """Workers that had it, in order; one entry for each hand-out."""
-    assignment: int = -1
-    discarded: int = 0
-    """Tokens of the model that were cut off it."""
-    reward: float | None = None
-    reason: str = ""
-
-    @property
-    def said(self) -> list[int]:
-        """The policy version of each token that the model has said."""
-        return [version for version in self.versions if version >= 0]
-
-    def cut(self, length: int) -> None:
-        """What stands from ``length`` on is void."""
-        self.discarded += sum(version >= 0 for version in self.versions[length:])
-        del self.tokens[length:], self.versions[length:]
-
-
-@dataclass(slots=True)
-class Batch:
-    """A batch holds the samples of one step, in the order of their rows."""
-
-    step: int
-    group_size: int
-    stop_ids: frozenset[int]
-    max_tokens: int
-    episodes: EpisodeLimits | None
-    prompts: list[int]
-    samples: list[Sample]
-
-
-@dataclass(slots=True)
-class Held:
-    """This counts the samples that one worker holds."""
-
-    now: int = 0
-    most: int = 0
-    most_at: int = 0
-    """Number of the event with which it first held ``most``."""
-
-
-Named = frozenset[tuple[int, int]]
-"""(prompt, sibling) of the samples that a commit names."""
+from supervisors.checkers.episodes import Episodes
+from supervisors.checkers.followed import (
+    COMMITTED,
+    DROPPED,
+    EVALUATED,
+    FINISHED,
+    GRANTED,
+    IN_FLIGHT,
+    QUEUED,
+    SCORED,
+    UNSETTLED,
+    WAITING,
+    Batch,
+    Complaint,
+    Held,
+    Name,
+    Named,
+    Sample,
+    Topic,
+)
 
 
 class Replay:
@@ -151,10 +67,6 @@ class Replay:
             ev.Returned: self._returned,
             ev.Suspected: lambda _: None,  # says who is to be alone, and moves nothing
             ev.Scored: self._scored,
-            ev.EpisodesBegun: self._begun,
-            ev.Turned: self._turned,
-            ev.EpisodeCut: self._cut,
-            ev.EpisodesEnded: self._episodes_ended,
             ev.Dropped: self._dropped,
             ev.Granted: self._granted,
             ev.Committed: self._committed,
@@ -165,6 +77,8 @@ class Replay:
             ev.Evaluated: self._evaluated,
             ev.Rewound: self._rewound,
         }
+        self.episodes = Episodes(self)
+        self._handlers |= self.episodes.handlers
 
     def fold(self, event: ev.Event) -> None:
         """Take the next event."""
@@ -174,11 +88,6 @@ class Replay:
     @property
     def samples(self) -> Iterable[Sample]:
         return (sample for batch in self.batches.values() for sample in batch.samples)
-
-    @property
-    def discarded(self) -> int:
-        """Tokens of the model that were cut off episodes."""
-        return sum(sample.discarded for sample in self.samples)
 
     @property
     def live(self) -> list[tuple[Sample, str]]:
@@ -197,7 +106,10 @@ class Replay:
         name = sample.name if sample is not None else None
         self.complaints.append(Complaint(topic, self.events, what, name, step, token_index, worker))
 
-    def _rows(self, step: int, rows: Iterable[int], doing: str) -> list[Sample]:
+    def complain_of_token(self, sample: Sample, what: str) -> None:
+        self._complain(Topic.TOKENS, what, sample=sample)
+
+    def rows(self, step: int, rows: Iterable[int], doing: str) -> list[Sample]:
         """The samples of an event; none of a step that has been pruned, a complaint for what does not exist."""
         batch = self.batches.get(step)
         if batch is None:
@@ -213,7 +125,7 @@ class Replay:
                 self._complain(Topic.STEP, f"{doing} names row {row} of step {step}, which does not exist", step=step)
         return found
 
-    def _move(self, sample: Sample, allowed: tuple[str, ...], to: str, doing: str) -> None:
+    def move(self, sample: Sample, allowed: tuple[str, ...], to: str, doing: str) -> None:
         if sample.state not in allowed:
             wanted = " or ".join(allowed)
             self._complain(Topic.SAMPLE, f"{doing} {sample.name}, which is {sample.state}, not {wanted}", sample=sample)
@@ -237,15 +149,15 @@ class Replay:
             self._complain(Topic.STEP, f"the batch of step {step} was issued twice", step=step)
             return
         prompts = [int(p) for p in event.prompts]
-        sampling, begins = event.sampling, QUEUED if event.episodes is None else WAITING
+        sampling, state = event.sampling, QUEUED if event.episodes is None else WAITING
         samples = [
-            Sample(Name(step, prompt, sibling), begins, limit=sampling.max_tokens)
+            Sample(Name(step, prompt, sibling), state, limit=sampling.max_tokens)
             for prompt in prompts
             for sibling in range(event.group_size)
         ]
         stop_ids = frozenset(sampling.stop_token_ids)
         self.batches[step] = Batch(
-            step, event.group_size, stop_ids, sampling.max_tokens, event.episodes, prompts, samples
+            step, event.group_size, stop_ids, sampling.max_tokens, prompts, samples, event.episodes
         )
 
     def _extended(self, event: ev.BatchExtended) -> None:
@@ -257,14 +169,15 @@ class Replay:
         prompts = [int(p) for p in event.prompts]
         batch.prompts += prompts
         names = (Name(event.step, prompt, sibling) for prompt in prompts for sibling in range(batch.group_size))
-        batch.samples += map(Sample, names)
+        begins = QUEUED if batch.episodes is None else WAITING
+        batch.samples += (Sample(name, begins, limit=batch.max_tokens) for name in names)
 
     def _assigned(self, event: ev.Assigned) -> None:
         if event.first < self._next_assignment:
             what = f"assignment {event.first} was given to {event.workers}, but numbers below {self._next_assignment}"
             self._complain(Topic.ASSIGNMENT, f"{what} had been given before", worker=event.workers[0])
         self._next_assignment = max(self._next_assignment, event.first + len(event.rows))
-        samples = self._rows(event.step, event.rows.tolist(), f"a hand-out to {event.workers}")
+        samples = self.rows(event.step, event.rows.tolist(), f"a hand-out to {event.workers}")
         if len(samples) != len(event.rows):  # pruned, or told above
             return
         workers = [worker for worker, n in zip(event.workers, event.counts.tolist(), strict=True) for _ in range(n)]
@@ -278,7 +191,7 @@ class Replay:
             self._complain(Topic.ASSIGNMENT, what, sample=sample, worker=worker)
             self._live.pop(sample.assignment, None)
         else:
-            self._move(sample, (QUEUED,), IN_FLIGHT, f"{worker} was handed")
+            self.move(sample, (QUEUED,), IN_FLIGHT, f"{worker} was handed")
         sample.state, sample.assignment = IN_FLIGHT, number
         if again and sample.workers[-1:] != [worker]:
             before = sample.workers[-1] if sample.workers else "nobody"
@@ -311,7 +224,7 @@ class Replay:
                 continue
             self._enter(sample, batch, new, said_by, version)
             if finished in (FinishReason.STOP, FinishReason.LENGTH):
-                self._end(number)
+                self.end(number)
                 sample.state = FINISHED if batch.episodes is None else WAITING
             elif finished == FinishReason.ABORTED:
                 self._hand_back(number)
@@ -319,7 +232,7 @@ class Replay:
     def _enter(self, sample: Sample, batch: Batch, new: list[int], worker: str, version: int) -> None:
         for token in new:
             index = len(sample.tokens)
-            if _has_stopped(sample, batch):
+            if index and sample.versions[-1] >= 0 and sample.tokens[-1] in batch.stop_ids:
                 what = f"{sample.name}: token index {index} follows the stop token at {index - 1}"
                 self._complain(Topic.TOKENS, what, sample=sample, token_index=index, worker=worker)
             sample.tokens.append(token)
@@ -331,85 +244,39 @@ class Replay:
                 self._hand_back(number)
 
     def _hand_back(self, number: int) -> None:
-        """Back to the queue, unless the tokens already end the sample."""
+        """Back to the queue, unless the tokens already end the sample, or its turn."""
         sample = self._live[number][0]
-        self._end(number)
+        self.end(number)
         batch = self.batches[sample.name.step]
-        over = _has_stopped(sample, batch) or len(sample.tokens) >= sample.limit
-        sample.state = QUEUED if not over else FINISHED if batch.episodes is None else WAITING
+        ended = bool(sample.tokens) and sample.versions[-1] >= 0 and sample.tokens[-1] in batch.stop_ids
+        over = FINISHED if batch.episodes is None else WAITING
+        sample.state = over if ended or len(sample.tokens) >= sample.limit else QUEUED
 
-    def _end(self, number: int) -> None:
+    def end(self, number: int) -> None:
         sample, worker = self._live.pop(number)
         sample.assignment = -1
         self.workers[worker].now -= 1
 
     def _scored(self, event: ev.Scored) -> None:
-        samples = self._rows(event.step, event.rows.tolist(), "a verdict")
+        samples = self.rows(event.step, event.rows.tolist(), "a verdict")
         for sample, reward in zip(samples, event.rewards.tolist(), strict=False):
-            self._move(sample, (FINISHED,), SCORED, "a verdict came for")
+            self.move(sample, (FINISHED,), SCORED, "a verdict came for")
             sample.reward = reward
-
-    def _begun(self, event: ev.EpisodesBegun) -> None:
-        for sample in self._rows(event.step, event.rows.tolist(), "a life of an environment"):
-            self._move(sample, LIVE, sample.state, "an environment was begun for")
-            sample.lives += 1
-
-    def _turned(self, event: ev.Turned) -> None:
-        samples, at = self._rows(event.step, event.rows.tolist(), "a turn"), 0
-        columns = zip(
-            event.offsets.tolist(), event.fresh.tolist(), event.counts.tolist(), event.limits.tolist(), strict=True
-        )
-        for sample, (offset, fresh, count, limit) in zip(samples, columns, strict=False):
-            if offset != len(sample.tokens):
-                what = f"{sample.name}: a turn begins at {offset}, and the row ends at {len(sample.tokens)}"
-                self._complain(Topic.TOKENS, what, sample=sample, token_index=offset)
-            self._move(sample, (WAITING,), QUEUED, "the model was to take its turn in")
-            sample.tokens += event.tokens[at : at + count].tolist()
-            sample.versions += [FRESH if fresh else ENVIRONMENT] + [ENVIRONMENT] * (count - 1)
-            sample.limit, sample.workers = limit, []
-            at += count
-
-    def _cut(self, event: ev.EpisodeCut) -> None:
-        samples = self._rows(event.step, event.rows.tolist(), "a cut")
-        for sample, length in zip(samples, event.lengths.tolist(), strict=False):
-            if not 0 <= length <= len(sample.tokens):
-                what = f"{sample.name} was cut to {length} tokens, and has {len(sample.tokens)}"
-                self._complain(Topic.TOKENS, what, sample=sample, token_index=length)
-            self._move(sample, LIVE, WAITING, "cut:")
-            self._take_back(sample)
-            sample.cut(length)
-
-    def _episodes_ended(self, event: ev.EpisodesEnded) -> None:
-        samples = self._rows(event.step, event.rows.tolist(), "the end of an episode")
-        for sample, reward in zip(samples, event.rewards.tolist(), strict=False):
-            under_way = sample.state != WAITING
-            self._move(sample, LIVE, SCORED, "an episode ended:")
-            self._take_back(sample)
-            end = len(sample.versions)
-            while under_way and end and sample.versions[end - 1] >= 0:
-                end -= 1
-            while end and sample.versions[end - 1] < 0:
-                end -= 1
-            sample.cut(end)
-            sample.reward = reward
-
-    def _take_back(self, sample: Sample) -> None:
-        if sample.assignment >= 0:
-            self._end(sample.assignment)
 
     def _dropped(self, event: ev.Dropped) -> None:
-        for sample in self._rows(event.step, event.rows.tolist(), "a drop"):
-            self._move(sample, UNSETTLED, DROPPED, "dropped:")
+        for sample in self.rows(event.step, event.rows.tolist(), "a drop"):
+            self.move(sample, UNSETTLED, DROPPED, "dropped:")
             sample.reason = event.reason
-            self._take_back(sample)
+            if sample.assignment >= 0:
+                self.end(sample.assignment)
 
     def _granted(self, event: ev.Granted) -> None:
         if event.step != self.trainer_step and event.step >= self.pruned_below:
             what = f"samples of step {event.step} were granted while the trainer was at step {self.trainer_step}"
             self._complain(Topic.STEP, what, step=event.step)
         allowed, to = ((COMMITTED,), COMMITTED) if event.replay else ((SCORED,), GRANTED)
-        for sample in self._rows(event.step, event.rows.tolist(), "a lease"):
-            self._move(sample, allowed, to, "granted:")
+        for sample in self.rows(event.step, event.rows.tolist(), "a lease"):
+            self.move(sample, allowed, to, "granted:")
 
     def _committed(self, event: ev.Committed) -> None:
         step = event.step
@@ -454,7 +321,7 @@ class Replay:
         batch = self.batches.get(event.step)
         for sample in batch.samples if batch is not None else ():
             if sample.state != DROPPED:
-                self._move(sample, (SCORED,), EVALUATED, "evaluated:")
+                self.move(sample, (SCORED,), EVALUATED, "evaluated:")
 
     def _checkpointed(self, event: ev.Checkpointed) -> None:
         if event.step > self.committed_steps:
@@ -469,11 +336,6 @@ class Replay:
         for sample in self.samples:
             if sample.state == GRANTED:
                 sample.state = SCORED
-
-
-def _has_stopped(sample: Sample, batch: Batch) -> bool:
-    """Whether it ends in a stop token of the model's."""
-    return bool(sample.tokens) and sample.tokens[-1] in batch.stop_ids and sample.versions[-1] >= 0
 
 
 def replay(events: Iterable[ev.Event], pruned_below: int = 0) -> Replay:

@@ -8,8 +8,9 @@ import numpy as np
 import xxhash
 
 from actors.ledger.committed import CommittedSample
+from supervisors.checkers.followed import COMMITTED, DROPPED, SETTLED, Complaint, Name, Sample, Topic
 from supervisors.checkers.history import History, RunState, Violation
-from supervisors.checkers.replay import COMMITTED, DROPPED, SETTLED, Complaint, Name, Replay, Sample, Topic
+from supervisors.checkers.replay import Replay
 
 SAMPLES, TOKENS = "samples", "tokens"
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from actors.ledger import events as ev
 from actors.protocol.evaluations import is_evaluation
+from supervisors.checkers.followed import Topic
 from supervisors.checkers.history import History, RunState, Violation
-from supervisors.checkers.replay import Replay, Topic
+from supervisors.checkers.replay import Replay
 from supervisors.checkers.samples import complaints
 
 STEPS, FINISH = "steps", "finish"

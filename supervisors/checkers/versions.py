@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from actors.protocol.evaluations import is_evaluation, version_of
+from supervisors.checkers.followed import Sample
 from supervisors.checkers.history import History, Violation
-from supervisors.checkers.replay import Replay, Sample
+from supervisors.checkers.replay import Replay
 
 VERSIONS, STALENESS = "versions", "staleness"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from supervisors.checkers.followed import Topic
 from supervisors.checkers.history import History, RunState, Violation
-from supervisors.checkers.replay import Replay, Topic
+from supervisors.checkers.replay import Replay
 from supervisors.checkers.samples import complaints
 
 ASKS, CREDIT = "asks", "credit"

@@ -131,7 +131,8 @@ class JobTree:
     async def start_processes(self, model_path: Path, job: JobConfig) -> None:
         """Services and rollout workers, at once; returns when all are ready. ``job``: with its data on disk."""
         self._model_path, self._prepared_job = model_path, job
-        services = [self._process("rewards", "rewards", "local"), *self._environments()]
+        episodes = (self._process(name, role, "local") for name, role in self._job.environment.processes.items())
+        services = [self._process("rewards", "rewards", "local"), *episodes]
         if not self._job.only_evaluates:
             services = [self._process("weights", "weights", "local"), *services, self._trainer()]
         if self._job.rollout.length_ranking == "learned":
@@ -191,17 +192,6 @@ class JobTree:
             self._pool = self._elastic_pool(supervisor)
         await self._system.spawn(name, supervisor)
         await supervisor.ready(self._job.limits.ready_timeout_s * self._job.limits.start_attempts_max)
-
-    def _environments(self) -> list[ChildSpec]:
-        """Who speaks between the model's turns, and through whom; agents outside need no worker."""
-        environment = self._job.environment
-        if not self._job.has_episodes:
-            return []
-        workers = 0 if environment.kind == "external" else environment.workers
-        names = [f"environments-{index}" for index in range(workers)]
-        return [self._process("gateway", "gateway", "local")] + [
-            self._process(name, "environments", "local") for name in names
-        ]
 
     def _trainer(self) -> ChildSpec:
         """It ends when the last step is done."""

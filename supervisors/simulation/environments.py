@@ -12,9 +12,9 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgpack
 import numpy as np
@@ -50,18 +50,19 @@ R = TypeVar("R", bound=Message)
 class Manners:
     """How simulated environments behave."""
 
+    think_s: tuple[float, float]
+    """Seconds that it takes to say something, between the two."""
     drift: float = 0.0
     """As in ``Game``."""
     fails: float = 0.0
     """How often an environment fails in a turn, by no doing of the model's."""
-    think_s: tuple[float, float] = (0.01, 0.1)
-    """Seconds that it takes to say something, between the two."""
 
 
 class SimulatedEnvironments(RegisteredActor):
     """It is an environment worker that plays ``Game``.
 
     ``ended`` is told of each end: prompt, row, reward; ``refused`` of questions that contradict the ledger.
+    ``slowness``: how many times as long its process takes now.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class SimulatedEnvironments(RegisteredActor):
         draw: Callable[[], float],
         ended: Callable[[int, np.ndarray, float], None],
         refused: Callable[[str], None],
-        slowly: Callable[[Coroutine[Any, Any, None]], Awaitable[None]] = lambda work: work,
+        slowness: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._job, self._scheduler, self._manners = job, scheduler, manners
-        self._draw, self._ended, self._refused, self._slowly = draw, ended, refused, slowly
+        self._draw, self._ended, self._refused, self._slowness = draw, ended, refused, slowness
         self._playing: dict[EpisodeName, asyncio.Task[object]] = {}
+        self._over: set[EpisodeName] = set()
+        """Those of which it says how they ended, which take no slot any more."""
 
     @property
     def holds(self) -> int:
@@ -111,6 +114,8 @@ class SimulatedEnvironments(RegisteredActor):
     async def begin(self, order: BeginEpisodes) -> None:
         for work in order.episodes:
             if work.name not in self._playing:
+                if self.is_registered and len(self._playing) - len(self._over) >= self._job.environment.slots:
+                    self._refused(f"{work.name} is one more than {self.ctx.self_address.name} has slots for")
                 self._playing[work.name] = self.ctx.start_task(self._drive(work), f"play {work.name}")
 
     @handles(AbandonEpisodes)
@@ -123,6 +128,7 @@ class SimulatedEnvironments(RegisteredActor):
         try:
             news = await self._play(work)
             if news is not None:
+                self._over.add(work.name)
                 await self._say(news, Acknowledged)
         except RemoteError as error:
             self._refused(f"{work.name}: {error.detail}")
@@ -130,6 +136,7 @@ class SimulatedEnvironments(RegisteredActor):
             self.ctx.log.warning("nobody asks how an episode ends", episode=str(work.name), error=str(error))
         finally:
             self._playing.pop(work.name, None)
+            self._over.discard(work.name)
 
     async def _play(self, work: EpisodeWork) -> EpisodeEnded | None:
         """None: it has been taken away."""
@@ -139,7 +146,7 @@ class SimulatedEnvironments(RegisteredActor):
         row, said, cause = np.empty(0, np.int32), list[np.ndarray](), "ended"
         while (word := game.say(said, name.attempt)) is not None:
             low, high = self._manners.think_s
-            await self._slowly(self.ctx.sleep(low + self._draw() * (high - low)))
+            await self.ctx.sleep((low + self._draw() * (high - low)) * self._slowness())
             if self._draw() < self._manners.fails:
                 failure = Failure(FailureKind.NO_RESULT, "the game gave no answer")
                 return EpisodeEnded(self._job.name, name, None, failure=failure, cause="failed")

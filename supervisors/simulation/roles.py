@@ -77,11 +77,11 @@ def _environments(args: RoleArgs, world: Ground, life: SimProcess) -> SimulatedE
     return SimulatedEnvironments(
         job,
         args.scheduler,
-        Manners(simulated.drift, simulated.environment_fails, world.scenario.costs.environment_s),
+        Manners(world.scenario.costs.environment_s, simulated.drift, simulated.environment_fails),
         draw=world.rng(f"environment {args.name} {world.new_pid()}").random,
         ended=ended,
         refused=lambda what: world.finding(f"{job.name}: episodes: {what}"),
-        slowly=lambda work: slowly(life, work),
+        slowness=lambda: life.slowness,
     )
 
 
@@ -132,8 +132,8 @@ class SimulatedPool:
                     verdicts.append(verdict)
         return verdicts
 
-    async def read(self, start: int, count: int) -> dict[str, Any]:
-        """As ``PromptStream.read``."""
+    async def read(self, start: int, count: int, *, evaluation: bool = False) -> dict[str, Any]:
+        """As ``PromptStream.read``; the prompts of an evaluation are as good as any."""
         async with asyncio.timeout(self._patience_s), self._free:
             await slowly(self._life, asyncio.sleep(self._costs.read_s))
         prompts = [self._prompt(ordinal) for ordinal in range(start, start + count)]

@@ -42,6 +42,9 @@ def said(prompt: int, sibling: int, position: int) -> int:
     return STOP if drawn < 15 else 4 + drawn
 
 
+THINK_S = (0.01, 0.1)
+
+
 class TalkingWorker(FakeWorker):
     """A turn ends with a stop token, or where the scheduler says."""
 
@@ -77,7 +80,9 @@ class FakeTasks(FakeRewards):
     """The prompt source of tasks: no tokens, and a context that names the row."""
 
     def prompt(self, number: int) -> SourcedPrompt:
-        return SourcedPrompt(number, np.empty(0, np.int32), "", msgpack.packb([f"task {number}", "", number, {}]))
+        context = msgpack.packb([f"task {number}", "", number, {}])
+        assert context is not None
+        return SourcedPrompt(number, np.empty(0, np.int32), "", context)
 
 
 class EpisodeWorld(World):
@@ -87,7 +92,7 @@ class EpisodeWorld(World):
         super().__init__(job)
         self.ends: list[tuple[int, np.ndarray, float]] = []
         self.refused: list[str] = []
-        self.manners = Manners()
+        self.manners = Manners(THINK_S)
 
     async def start_rewards(self, **options: Any) -> FakeRewards:
         tasks = FakeTasks(self.scheduler_at, **options)

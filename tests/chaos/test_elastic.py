@@ -16,8 +16,9 @@ from actors.protocol.work import SamplingParams
 from actors.rollout.engine import GenerationRequest
 from actors.rollout.engines.simulated_engine import whole_response
 from actors.rollout.worker_spec import engine_spec
+from supervisors.checkers.followed import Name
 from supervisors.checkers.history import History
-from supervisors.checkers.replay import Name, Replay
+from supervisors.checkers.replay import Replay
 from supervisors.checkers.run_directory import read_history
 from supervisors.testing.run_under_test import HeadraceRun
 

@@ -21,10 +21,12 @@ from actors.ledger import events as ev
 from actors.ledger.ledger import Ledger
 from actors.protocol.training import CallTimes
 from actors.protocol.work import SamplingParams
+from actors.scheduler.episode_meter import EpisodeMeter
 from actors.scheduler.meter import StepMeter
 from actors.trainer.accounts import StepAccounts
 from actors.trainer.backend import StepResult
 from actors.trainer.step_estimates import shaped_columns
+from configs.limits import DEFAULT_LIMITS
 from configs.loader import schema_keys
 from supervisors.nemesis.fault_schedule import STARTED
 
@@ -77,6 +79,7 @@ def test_the_page_of_metrics_names_every_column() -> None:
     ledger.apply(ev.BatchIssued(0, 1, SamplingParams(max_tokens=4), np.zeros(1, np.int64), one, one, [b""]))
     row = StepMeter(ledger, WorkerTable(), 0.0).take(ledger.batches[0], 1, from_trainer, 1.0)
     row |= Recoveries(ledger).metrics()
+    row |= dict.fromkeys(set(EpisodeMeter(ledger, DEFAULT_LIMITS).take(ledger.batches[0])), 0.0)
     row |= dict.fromkeys([*FRACTIONS, "length_known_fraction"], 0.0)
     row |= dict.fromkeys([*SEEDING_COLUMNS, *PLAN_COLUMNS], 0.0)
     row |= dict.fromkeys(["billed_worker_s", "compute_worker_s", "functions_started", "functions_cold_s"], 0.0)

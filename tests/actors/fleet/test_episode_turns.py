@@ -75,3 +75,30 @@ def test_a_turn_goes_on_with_no_older_version_than_the_turns_before_it() -> None
 def test_what_waits_for_its_environment_is_handed_out_to_nobody() -> None:
     ledger = ee.episodes()
     assert handed_out(ledger, {"w": 0}) == {}
+
+
+def between_two_turns(ledger: Ledger, rows: int) -> None:
+    """Worker b has said the first turn of each of so many episodes, and their environments have answered."""
+    for row in range(rows):
+        ee.turned(ledger, row, "x", fresh=True)
+        ee.say(ledger, row, "a!", worker="b")
+        ee.turned(ledger, row, "y")
+
+
+def test_a_turn_goes_to_the_worker_that_had_the_one_before_it_and_has_its_context() -> None:
+    ledger = ee.episodes()
+    between_two_turns(ledger, 1)
+    assert list(handed_out(ledger, {"a": 0, "b": 0, "c": 0})) == ["b"]
+
+
+def test_a_worker_that_is_much_fuller_than_others_gets_no_more_turns_though_it_had_those_before() -> None:
+    ledger = ee.episodes()
+    between_two_turns(ledger, 4)
+    told = handed_out(ledger, {"a": 0, "b": 0})
+    assert {name: len(work) for name, work in told.items()} == {"a": 1, "b": 3}, "one of four places more at the most"
+
+
+def test_a_turn_whose_last_worker_is_gone_goes_to_another() -> None:
+    ledger = ee.episodes()
+    between_two_turns(ledger, 1)
+    assert list(handed_out(ledger, {"a": 0})) == ["a"]

@@ -289,3 +289,12 @@ def test_turns_and_contexts_are_found_by_their_marks() -> None:
     assert contexts(marks) == [RowContext(0, 2, 6), RowContext(6, 7, 9)] and not contexts(marks[:0])
     assert contexts(marks[:7]) == [RowContext(0, 2, 6), RowContext(6, 7, 7)]
     assert contexts(np.array([-2, -2, 4])) == [RowContext(0, 1, 1), RowContext(1, 2, 3)]
+
+
+def test_events_of_a_step_that_has_been_pruned_are_passed_over() -> None:
+    ledger = Ledger(floor=5)
+    source = two_turns()
+    for event in (ee.a_turn(source, 0, "z"), ee.cut(0, 0), ee.ended(0), ev.EpisodesBegun(0, ROWS)):
+        outcome = ledger.apply(event)
+        assert not outcome.queued and not outcome.waiting
+    assert ledger.counters.tokens_discarded == 0

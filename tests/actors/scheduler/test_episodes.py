@@ -12,7 +12,7 @@ import pytest
 
 from actors.ledger import events as ev
 from supervisors.simulation.environments import Manners
-from tests.actors.episode_world import EpisodeWorld, episodes_config
+from tests.actors.episode_world import THINK_S, EpisodeWorld, episodes_config
 from tests.actors.scheduler_world import play_in
 
 Scenario = Callable[[EpisodeWorld], Awaitable[None]]
@@ -101,7 +101,7 @@ def test_deaths_of_workers_and_environments_in_mid_episode_cost_no_token(seed: i
 
 def test_an_environment_that_says_something_else_after_its_death_discards_and_counts_it() -> None:
     async def scenario(world: EpisodeWorld) -> None:
-        world.manners = Manners(drift=0.7)
+        world.manners = Manners(THINK_S, drift=0.7)
         await world.start(environments=2)
         for name in ("environments-0", "environments-1", "environments-0"):
             await asyncio.sleep(0.4)
@@ -142,12 +142,12 @@ def test_an_environment_that_fails_is_begun_again_and_dropped_with_the_reason_in
         world.rewards = await world.start_rewards()
         world.workers = [await world.start_worker("rollout-0")]
         world.trainer = await world.start_trainer()
-        world.manners = Manners(fails=1.0)
+        world.manners = Manners(THINK_S, fails=1.0)
         await world.start_environments()
         await world.until(lambda: len(world.trained) >= 1)
         [batch] = [batch for step, batch in world.scheduler._ledger.batches.items() if step == 0]
         assert batch.lives.tolist() == [2] * 16
-        assert set(batch.drop_reasons.values()) == {"infrastructure: the game's server is gone"}
+        assert set(batch.drop_reasons.values()) == {"no_result: the game gave no answer"}
         assert world.trained[0] == []
 
     play(scenario, {"attempts": 2})
@@ -157,7 +157,6 @@ def test_an_episode_that_hangs_is_taken_away_and_begun_again() -> None:
     async def scenario(world: EpisodeWorld) -> None:
         await world.start()
         slow = world.environments[0]
-        world.manners = Manners()
         await world.until(lambda: bool(slow._playing))
         hung = next(iter(slow._playing))
         slow._playing[hung].cancel()  # and nobody says a word of it
@@ -169,4 +168,4 @@ def test_an_episode_that_hangs_is_taken_away_and_begun_again() -> None:
             assert all(list(tokens) == world.whole_row(p, s) for p, s, tokens, _ in samples)
         assert world.scheduler._ledger.counters.dropped == 0
 
-    play(scenario, {"episode_s": 5.0}, limits={"episode_grace_s": 1.0})
+    play(scenario, {"episode_s": 5.0}, limits={"episode_overdue_s": 1.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import numpy as np
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 
 from actors.protocol.groups import GroupGrant
 from actors.trainer.accounts import shape_of
+from actors.trainer.backend import MicroBatch
+from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.batching import cut, group_samples, model_tokens, pad
 from actors.trainer.errors import BadGrant
 from actors.trainer.rules import LearningRule
+from actors.trainer.step_estimates import StepEstimates
 from configs.learning_schema import AlgorithmConfig
+from tests.smallest_job import smallest_job
 
 GRPO = LearningRule(AlgorithmConfig(), 100)
 NOTHING = np.zeros(0, np.int32)
@@ -85,6 +90,24 @@ def test_versions_are_looked_at_where_the_model_has_spoken() -> None:
 def test_a_row_without_a_prompt_that_begins_with_no_context_is_refused() -> None:
     with pytest.raises(BadGrant, match="prompt_ids is empty"):
         group_samples(granted("|xA", "AB"), GRPO, max_staleness=0)
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "ppo"])
+def test_a_rule_that_whitens_estimates_each_context_and_leaves_out_the_environment(name: str) -> None:
+    algorithm = AlgorithmConfig.model_validate({"name": name})
+    group = granted("|askABgoCD|newEF", "|xG")
+    samples = group_samples(group, LearningRule(algorithm, 100), max_staleness=0)
+    estimates = StepEstimates(smallest_job(algorithm={"name": name}), ExpectsNothing())
+    found = asyncio.run(estimates.estimated(samples))
+    assert [sample.name for sample in found] == [(7, 0, 0), (7, 0, 1), (7, 1, 0)]
+    first, second, third = (np.asarray(sample.advantage) for sample in found)
+    assert first[2:4].tolist() == [0, 0] and (first[[0, 1, 4, 5]] > 0).all()
+    assert (second > 0).all() and (third < 0).all()
+
+
+class ExpectsNothing(SimulatedBackend):
+    async def values(self, batch: MicroBatch) -> np.ndarray:
+        return np.zeros(batch.input_ids.shape, np.float32)
 
 
 @st.composite

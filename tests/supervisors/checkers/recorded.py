@@ -17,6 +17,8 @@ from actors.protocol.metrics import Event, Flush, Flushed, StepRow
 from actors.protocol.rewards import Verdict
 from actors.scheduler.scheduler import Scheduler
 from supervisors.checkers.history import History, RunState
+from supervisors.simulation.environments import Manners
+from tests.actors.episode_world import THINK_S, EpisodeWorld, episodes_config
 from tests.actors.scheduler_world import STOP, FakeTrainer, World, config, play_in, reward
 
 
@@ -90,6 +92,10 @@ class RecordedWorld(World):
         )
 
 
+class RecordedEpisodes(EpisodeWorld, RecordedWorld):
+    """Its samples are episodes."""
+
+
 Scenario = Callable[[RecordedWorld], Awaitable[None]]
 
 
@@ -131,6 +137,30 @@ async def _with_faults(world: RecordedWorld) -> None:
 async def _without_faults(world: RecordedWorld) -> None:
     await world.start()
     await _finish(world)
+
+
+async def _with_episodes(world: RecordedEpisodes) -> None:
+    """Environment workers die, and say something else afterwards."""
+    world.manners = Manners(THINK_S, drift=1.0)
+    await world.start(environments=2)
+    for name in ("environments-0", "environments-1", "environments-0"):
+        await asyncio.sleep(0.4)
+        world.kill(name)
+        await world.start_environments(name)
+    await _finish(world)
+
+
+@functools.cache
+def with_episodes() -> History:
+    """Three steps of episodes. Shared: copy it before you change it."""
+    histories: list[History] = []
+
+    async def told(world: RecordedEpisodes) -> None:
+        await _with_episodes(world)
+        histories.append(world.history(RunState.FINISHED))
+
+    play_in(RecordedEpisodes, episodes_config(), told)
+    return histories[0]
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from actors.ledger import events as ev
 from supervisors.checkers.checks import PROMISES, check
 from supervisors.checkers.history import History
 from supervisors.checkers.replay import replay
-from tests.supervisors.checkers.recorded import in_async_mode, still_running, with_faults
+from tests.supervisors.checkers.recorded import in_async_mode, still_running, with_episodes, with_faults
 
 Tamper = Callable[[History], None]
 
@@ -300,6 +300,30 @@ def cut_to_itself(history: History) -> None:
     planned(history, "rollout-0", "rollout-0")
 
 
+def other_tokens_trained(history: History) -> None:
+    row = next(row for row in history.rows if row["step"] == 1)
+    history.rows[history.rows.index(row)] = {**row, "tokens_trained": row["tokens_trained"] + 1}
+
+
+def discarded_and_not_told(history: History) -> None:
+    row = history.rows[-1]
+    history.rows[-1] = {**row, "tokens_discarded": row["tokens_discarded"] - 1}
+
+
+def written_by_nobody(history: History) -> None:
+    at = find(history, ev.Turned)
+    replace_event(history, at, fresh=np.zeros(1, np.uint8))
+
+
+OF_EPISODES = (other_tokens_trained, discarded_and_not_told, written_by_nobody)
+
+
+def test_a_recorded_job_with_episodes_breaks_no_promise() -> None:
+    report = check(with_episodes(), must_finish=True)
+    assert report.clean, report.violations
+    assert with_episodes().rows[-1]["tokens_discarded"] > 0
+
+
 @pytest.mark.parametrize(
     ("checker", "change", "says"),
     [
@@ -336,6 +360,9 @@ def cut_to_itself(history: History) -> None:
         ("credit", more_than_its_slots, "but has 3 slots"),
         ("credit", never_returned, "while rollout-0 had it"),
         ("credit", attempts_forgotten, "was handed out 1 times, but is put down with 0"),
+        ("episodes", other_tokens_trained, "and its samples have"),
+        ("episodes", discarded_and_not_told, "discarded tokens, and the journal of"),
+        ("episodes", written_by_nobody, "begins with the mark -1, and not with a fresh context"),
         ("plans", the_longest_is_cut, "rollout-1 was cut in step 2: it had the longest part"),
         ("plans", cut_to_itself, "rollout-0 was cut in step 2: what it handed over went to itself"),
         ("restarts", too_many_restarts, "rollout.j made 11 restarts within 120 s"),
@@ -346,6 +373,7 @@ def cut_to_itself(history: History) -> None:
 )
 def test_a_broken_promise_is_named(checker: str, change: Tamper, says: str) -> None:
     base = in_async_mode if change is older_version_in_mid_sample else with_faults
+    base = with_episodes if change in OF_EPISODES else base
     found = check(tampered(change, base)).of(checker)
     assert any(says in violation.what for violation in found), [v.what for v in found]
 

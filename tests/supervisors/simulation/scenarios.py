@@ -13,6 +13,7 @@ CHAOS_FILE = ROOT / "configs" / "chaos.yaml"
 SEEDING_FILE = ROOT / "configs" / "seeding.yaml"
 SHARED_FILE = ROOT / "configs" / "shared_trainer.yaml"
 PLANNED_FILE = ROOT / "configs" / "planned.yaml"
+EPISODES_FILE = ROOT / "configs" / "episodes_sim.yaml"
 COMBINED_FILE = ROOT / "configs" / "combined.yaml"
 
 

@@ -130,20 +130,20 @@ class VllmCore:
         *,
         origin: tuple[int, int],
         start: int,
-        first: int,
+        context: int,
         budget: int,
         salt: str,
     ) -> None:
         """Queue one sequence. ``token_ids``: prompt and response so far.
 
-        ``start``, ``first``: positions of the next token and of the one behind the prompt, as noise counts them.
+        ``start``, ``context``: positions of the next token and of the first one of its context, as noise counts them.
         """
         from vllm import SamplingParams as VllmSampling
         from vllm.v1.engine import EngineCoreRequest
 
         stream = int(stream_keys(sampling.seed, *origin)[0])
         # Runner V2 (CUDA) draws by (seed, position) itself; its seed must not depend on where this call starts.
-        seed = noise_seeds([stream], [start if self.on_cpu else first])[0]
+        seed = noise_seeds([stream], [start if self.on_cpu else context])[0]
         temperature = sampling.temperature if sampling.temperature >= _GREEDY_BELOW else 0.0
         parameters = VllmSampling(
             temperature=min(temperature, 1.0),

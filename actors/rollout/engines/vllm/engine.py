@@ -234,7 +234,7 @@ class VllmEngine:
             request.sampling,
             origin=(request.prompt, request.sibling),
             start=sequence.position,
-            first=request.first,
+            context=max(0, request.first - sequence.prompt_tokens),
             budget=self._budget(sequence),
             salt=f"{self._version}.{self._loads}",
         )

@@ -1,0 +1,24 @@
+"""Simulations catch bugs of episodes: some seed finds each, and only because it was planted."""
+
+from __future__ import annotations
+
+import pytest
+
+from configs.scenario import load_scenario
+from tests.supervisors.simulation.catching import assert_caught
+from tests.supervisors.simulation.planted_episode_bugs import PLANTED, SEEDS
+from tests.supervisors.simulation.scenarios import EPISODES_FILE
+
+QUICK = ("a_replay_is_sampled_anew", "what_a_dead_environment_drove_is_forgotten")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_of_episodes_is_caught_by_some_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_caught(PLANTED[name], load_scenario(EPISODES_FILE), SEEDS[name], monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in PLANTED if name not in QUICK])
+def test_each_other_planted_bug_of_episodes_is_caught_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_caught(PLANTED[name], load_scenario(EPISODES_FILE), SEEDS[name], monkeypatch)
