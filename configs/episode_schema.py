@@ -1,7 +1,7 @@
 """Episodes of several turns: the sections ``environment`` and ``gateway`` of a job file.
 
-    environment   who speaks between the model's turns, and how long an episode may get
-    gateway       where its questions to the model are answered
+environment   who speaks between the model's turns, and how long an episode may get
+gateway       where its questions to the model are answered
 """
 
 from __future__ import annotations

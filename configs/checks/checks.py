@@ -13,6 +13,7 @@ from pathlib import Path
 
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
+from configs.checks.environment_checks import check_environment
 from configs.checks.episode_checks import check_episodes
 from configs.checks.learning_checks import check_learning
 from configs.checks.model_checks import check_model, check_ranker_model
@@ -40,6 +41,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_text_forms,
         check_learning,
         check_critic,
+        check_environment,
         check_episodes,
         _check_cluster,
         check_scheduling,
