@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -137,8 +137,8 @@ def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, position
             max_position_embeddings=max(1024, positions),
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=cast("int", tokenizer.eos_token_id),
-            pad_token_id=cast("int", tokenizer.pad_token_id),
+            eos_token_id=tokenizer.get_vocab()[str(tokenizer.eos_token)],
+            pad_token_id=tokenizer.get_vocab()[str(tokenizer.pad_token)],
         )
     )
 
@@ -209,9 +209,9 @@ def _padded(examples: list[Example], tokenizer: Any) -> tuple[torch.Tensor, torc
         row: list[int] = []
         labels: list[int] = []
         for text, by_model in example:
-            ids = [*tokenizer(text)["input_ids"], *([tokenizer.eos_token_id] if by_model else [])]
-            row += ids
-            labels += ids if by_model else [_NO_LABEL] * len(ids)
+            part: list[int] = [*tokenizer(text)["input_ids"], *([tokenizer.eos_token_id] if by_model else [])]
+            row += part
+            labels += part if by_model else [_NO_LABEL] * len(part)
         rows.append(row)
         said.append(labels)
     width = max(len(row) for row in rows)
