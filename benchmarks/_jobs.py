@@ -32,21 +32,28 @@ class BenchmarkFailed(Exception):
 
 
 def prepare_job(job_file: Path, overrides: Sequence[str], directory: Path, model: Path | None = None) -> Path:
-    """Write a job file whose model exists already, so that no measured run makes it; returns its path.
+    """Write a job file whose models exist already, so that no measured run makes them; returns its path.
 
     Checkpoints are only taken at the end: the loop takes none.
     """
     from supervisors.jobs.model_preparation import prepare_model
+    from supervisors.jobs.phase import to_nobody
+    from supervisors.jobs.reward_preparation import prepare_rewards
 
     directory.mkdir(parents=True, exist_ok=True)
     job = load_job(job_file, [*overrides, "checkpoint.every=0"])
     path = model if model is not None else asyncio.run(prepare_model(job, directory))
-    prepared = job.model_copy(
+    rewarded, _ = asyncio.run(prepare_rewards(job, directory, path, _say, to_nobody))
+    prepared = rewarded.model_copy(
         update={"model": job.model.model_copy(update={"source": "hf", "path": str(path.resolve()), "revision": None})}
     )
     file = directory / "bench_job.yaml"
     file.write_text(dump_job(prepared), encoding="utf-8")
     return file
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def model_of(job_file: Path) -> Path:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +25,8 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from actors.environments.prompts.sources import ReasoningGymSource, Row, open_source, stream_index
+from actors.environments.prompts.rows import Row, Source
+from actors.environments.prompts.sources import ReasoningGymSource, open_source, stream_index
 from actors.environments.prompts.tokenizer import TextCodec
 from actors.host.host_memory import keep_freed_memory
 from actors.jobs.stop_tokens import stop_token_ids
@@ -134,6 +136,10 @@ class Learns(Protocol):
         ...
 
 
+Scores = Callable[[Sequence[Row], Sequence[str]], NDArray[np.float64]]
+"""Rewards of responses, each with the row that it answers."""
+
+
 class Learner:
     """Micro-batches to weights: the same losses and optimizer as the torch backend, without its thread and protocol."""
 
@@ -209,18 +215,17 @@ class BareLoop:
     """The whole job in one process. ``threads`` are torch's, for generation and for training."""
 
     def __init__(
-        self, job: JobConfig, model_path: Path, *, threads: tuple[int, int], learner: Learns | None = None
+        self,
+        job: JobConfig,
+        model_path: Path,
+        *,
+        threads: tuple[int, int],
+        learner: Learns | None = None,
+        scores: Scores | None = None,
     ) -> None:
         torch.manual_seed(job.seed)
-        source = open_source(job.data, job.seed)
-        if (
-            not isinstance(source, ReasoningGymSource)
-            or job.reward.kind != "reasoning_gym"
-            or job.reward.answer_pattern
-        ):
-            raise ValueError("data.source, reward.kind: the bare loop scores reasoning_gym tasks with their own scorer")
-        self._job, self._threads, self._source = job, threads, source
-        self._dataset: Any = source._dataset  # noqa: SLF001 an entry is made once a prompt, not once a sample
+        self._job, self._threads, self._source = job, threads, open_source(job.data, job.seed)
+        self._scores = scores or _own_scorer(job, self._source)
         self._codec = TextCodec(model_path, job.data)
         self._tokenizer: Any = Tokenizer.from_file(str(model_path / "tokenizer.json"))
         self._generator = Generator(job, model_path)
@@ -270,10 +275,25 @@ class BareLoop:
     def _score(self, rows: list[Row], group: int, responses: Responses) -> NDArray[np.float64]:
         ids = [tokens[:length].tolist() for tokens, length in zip(responses.tokens, responses.lengths, strict=True)]
         texts = self._tokenizer.decode_batch(ids, skip_special_tokens=True)
-        entries = [self._dataset[row.index] for row in rows]
+        return self._scores([rows[i // group] for i in range(len(texts))], texts)
+
+
+def _own_scorer(job: JobConfig, source: Source) -> Scores:
+    """The scorer of a reasoning_gym task."""
+    if not isinstance(source, ReasoningGymSource) or job.reward.kind != "reasoning_gym" or job.reward.answer_pattern:
+        raise ValueError("data.source, reward.kind: the bare loop scores reasoning_gym tasks with their own scorer")
+    dataset: Any = source._dataset  # noqa: SLF001 an entry is made once a prompt, not once a sample
+
+    def scores(rows: Sequence[Row], texts: Sequence[str]) -> NDArray[np.float64]:
+        entries = {row.index: dataset[row.index] for row in rows}
         return np.array(
-            [float(self._dataset.score_answer(text.strip(), entries[i // group])) for i, text in enumerate(texts)]
+            [
+                float(dataset.score_answer(text.strip(), entries[row.index]))
+                for row, text in zip(rows, texts, strict=True)
+            ]
         )
+
+    return scores
 
 
 def main(args: list[str]) -> int:

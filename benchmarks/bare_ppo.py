@@ -3,8 +3,8 @@
     prompts ─ generate ─ score ─ reference and values ─ KL, GAE, whitening ─ policy and critic forward, backward ─ AdamW
 
 Generation is the bare loop's (``bare_loop``). All that is learned with is written once more here, from the papers and
-with transformers and torch alone: no packing, no flat buffers, no code of the trainer's. It is faster where a loop may
-be: the log-probabilities that the policy had are those that generation has computed.
+with transformers and torch alone: no packing, no flat buffers, no code of the trainer's or of a scorer's. It is faster
+where a loop may be: the log-probabilities that the policy had are those that generation has computed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.environments.prompts.rows import Row
 from actors.host.host_memory import keep_freed_memory
 from benchmarks.bare_loop import BareLoop, Responses
 from configs.loader import load_job
@@ -149,6 +150,30 @@ class PpoLearner:
         return self._head(hidden)[..., 0] * batch["where"]
 
 
+class LearnedReward:
+    """Is the reward model of ``reward.path``, asked for the whole batch at once."""
+
+    def __init__(self, job: JobConfig) -> None:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        path = str(job.reward.path)
+        auto: Any = AutoModelForSequenceClassification
+        self._model: Any = auto.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        if self._tokenizer.chat_template or job.data.system_prompt:
+            raise ValueError("reward.path, data.system_prompt: the bare loop scores plain text alone")
+        self._tokenizer.padding_side, self._model.config.pad_token_id = "right", self._tokenizer.pad_token_id
+        self._template = job.data.template
+
+    @torch.inference_mode()
+    def __call__(self, rows: Sequence[Row], texts: Sequence[str]) -> NDArray[np.float64]:
+        both = zip(rows, texts, strict=True)
+        read = [self._template.replace("{prompt}", str(row.prompt)) + text for row, text in both]
+        batch = self._tokenizer(read, padding=True, return_tensors="pt")
+        logits = self._model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return logits[:, 0].double().numpy()
+
+
 def _causal_lm(path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -174,7 +199,8 @@ def main(args: list[str]) -> int:
     generate, train = (int(part) for part in options.threads.split(":"))
     job = load_job(options.job, options.set)
     learner = PpoLearner(job, options.model)
-    loop = BareLoop(job, options.model, threads=(generate, train), learner=learner)
+    scores = LearnedReward(job) if job.reward.kind == "model" else None
+    loop = BareLoop(job, options.model, threads=(generate, train), learner=learner, scores=scores)
     steps = [asdict(loop.step()) | {"kl_per_response": learner.kl_per_response} for _ in range(job.steps)]
     print(json.dumps({"threads": {"generate": generate, "train": train}, "steps": steps}), flush=True)
     return 0

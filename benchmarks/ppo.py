@@ -1,7 +1,7 @@
 """PPO beside one bare process that does the same: the same curve, and how many samples a second.
 
-    model, made once ─ for each seed ─┬─▶ bare_ppo, one process, with the setting of torch's threads that is fastest
-                                      └─▶ headrace run --json
+    model and reward model, made once ─ for each seed ─┬─▶ bare_ppo, one process, with torch's fastest threads
+                                                       └─▶ headrace run --json
 
 Rewards: the mean over the last quarter of the steps, for each seed; the two contestants have learned the same if their
 means over seeds are no further apart than the seeds of one of them are. Samples/s: of the steps after the first few;
@@ -36,6 +36,8 @@ from configs.loader import load_job
 
 RATIO_MIN: Final = 0.9
 PROBE_STEPS: Final = 6
+REWARDS: Final = {"learned": (), "verifier": ("reward={kind: reasoning_gym}",)}
+"""Overrides of the job file for each kind of reward."""
 Steps = Sequence[dict[str, Any]]
 
 
@@ -43,8 +45,8 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
     """Prepare, run both for each seed, compare."""
     use_cores(options.cores)
     result: Result = {"hardware": hardware()}
-    print("preparing the model", file=sys.stderr)
-    job_file = prepare_job(options.job, options.set or [], directory, options.model)
+    print("preparing the models", file=sys.stderr)
+    job_file = prepare_job(options.job, [*REWARDS[options.reward], *(options.set or [])], directory, options.model)
     threads = fastest(job_file, options.threads.split(","))
     ours, bare = list[Steps](), list[Steps]()
     lost = twice = 0
@@ -57,7 +59,13 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
         ours.append(run.rows)
         lost, twice = lost + run.summary["prompts_lost"], twice + run.summary["samples_trained_twice"]
     result |= compare(ours, bare, options.skip) | {"lost": lost, "twice": twice}
-    result |= {"job": job_text(load_job(job_file)), "steps": options.steps, "seeds": options.seeds, "threads": threads}
+    result |= {
+        "job": job_text(load_job(job_file)),
+        "reward": options.reward,
+        "steps": options.steps,
+        "seeds": options.seeds,
+        "threads": threads,
+    }
     return result | {"missed": missed(result)}
 
 
@@ -122,6 +130,9 @@ def main(args: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--skip", type=int, default=5, help="first steps that do not count for the speed")
+    parser.add_argument(
+        "--reward", choices=list(REWARDS), default="learned", help="a reward model of made preferences, or the task's"
+    )
     parser.add_argument(
         "--threads", default=",".join(THREAD_SETTINGS), help="generate:train settings that the bare loop may try"
     )

@@ -34,7 +34,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     "ppo": {"kl_kind": "k1"},
     "reinforce_pp": {"kl_kind": "k1"},
     "reinforce_pp_baseline": {"kl_kind": "k2"},
-    "dapo": {"clip_high": 0.28},
+    "dapo": {"clip_high": 0.28, "filter": "spread"},
     "gspo": {"loss_mean": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
     "cispo": {"clip_low": 1.0, "clip_high": 5.0, "correction": "none"},
 }
@@ -101,6 +101,12 @@ class AlgorithmConfig(Section):
     """``ppo``, ``reinforce_pp``: discount of the rewards of later tokens."""
     gae_lambda: UnitInterval = 0.95
     """``ppo``: how far advantages trust rewards that came (1) rather than the critic (0)."""
+    filter: Literal["none", "spread"] = "none"
+    """``spread`` (``dapo``): a step keeps its first ``prompts_per_step`` groups whose rewards differ, in prompt order,
+    and asks for further prompts until it has them. Needs ``sync.mode: sync``."""
+    filter_batches: PositiveInt = 10
+    """``filter: spread``: a step reads at most this many times ``prompts_per_step`` prompts; then it trains what there
+    is, and says so."""
     overlong: OverlongConfig | None = None
     """Set: rewards are lowered for responses close to the length limit, after the scorer and before advantages."""
     advantage: str | None = None

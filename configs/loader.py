@@ -23,7 +23,7 @@ from configs.local_paths import found
 from configs.presets import file_or_preset
 from configs.reward_training import ANSWERS
 from configs.schema import JobConfig
-from configs.task_schema import Reward
+from configs.task_schema import DataConfig, Reward
 from configs.validation import dotted_keys, validate
 from configs.yaml_source import Path_, parse_value, read_yaml
 
@@ -165,12 +165,9 @@ def schema_keys() -> list[str]:
 def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     """Make the paths of local files absolute: from the working directory, else from beside the job file."""
     model = job.model
-    data = job.data.with_sources(
-        {
-            name: source if source.path is None else source.model_copy(update={"path": found(source.path, beside)})
-            for name, source in job.data.sources.items()
-        }
-    )
+    data, evaluation = _data_paths(job.data, beside), job.eval
+    if evaluation is not None:
+        evaluation = evaluation.model_copy(update={"data": _data_paths(evaluation.data, beside)})
     if model.path is not None:
         new = str(Path.cwd() / model.path) if model.source == "tiny" else model.path  # a tiny model may be made there
         model = model.model_copy(update={"path": found(model.path, beside, otherwise=new)})
@@ -184,8 +181,24 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     if critic.path is not None:
         critic = critic.model_copy(update={"path": found(critic.path, beside)})
     reward = job.reward.with_each(lambda _, one: _reward_paths(one, beside))
-    changed = {"critic": critic, "data": data, "model": model, "provider": provider, "reward": reward}
+    changed = {
+        "critic": critic,
+        "data": data,
+        "eval": evaluation,
+        "model": model,
+        "provider": provider,
+        "reward": reward,
+    }
     return job.model_copy(update=changed | {"rollout": rollout})
+
+
+def _data_paths(data: DataConfig, beside: Path) -> DataConfig:
+    return data.with_sources(
+        {
+            name: source if source.path is None else source.model_copy(update={"path": found(source.path, beside)})
+            for name, source in data.sources.items()
+        }
+    )
 
 
 def _reward_paths(reward: Reward, beside: Path) -> dict[str, Any]:

@@ -118,6 +118,21 @@ def why_too_long(job: JobConfig, directory: Path) -> tuple[str, str, str] | None
     return "rollout.max_tokens", f"{wrong} ({limit.key} in {directory / 'config.json'})", fix
 
 
+def matrices(directory: Path) -> list[str]:
+    """Names of what multiplies in the safetensors files, without ``.weight``; empty where there is none to read."""
+    names: list[str] = []
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            with file.open("rb") as opened:
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            names += [
+                name.removesuffix(".weight") for name, entry in header.items() if len(entry.get("shape", ())) == 2
+            ]
+        except (OSError, ValueError, AttributeError, TypeError, MemoryError, OverflowError):
+            return []  # whoever looks at the files says what is wrong with them
+    return names
+
+
 def has_chat_template(directory: Path) -> bool:
     """Whether the tokenizer brings a template for chats."""
     if any(directory.glob("chat_template*")) or (directory / "additional_chat_templates").is_dir():

@@ -56,8 +56,10 @@ class SimulatedJob(Section):
     """As ``algorithm.prompts_per_step``."""
     prompts: NonNegativeInt = 0
     """Different ones, after which the next epoch begins; 0: each is new."""
-    group_size: Annotated[int, Field(ge=2)] = 2
-    """As ``algorithm.group_size``."""
+    group_size: PositiveInt = 2
+    """As ``algorithm.group_size``; 1 is for a job with a critic."""
+    critic: bool = False
+    """It learns as with ``algorithm.name: ppo``, with a reference; the critic learns alone in the first step."""
     workers: NonNegativeInt = 2
     """Rollout workers."""
     max_running: PositiveInt = 8
@@ -126,6 +128,12 @@ class SimulatedJob(Section):
     """How often, in each turn, a game that is begun again says something else than before."""
     environment_fails: Probability = 0.0
     """How often an environment fails in a turn, by no doing of the model's."""
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> SimulatedJob:
+        if self.group_size == 1 and not self.critic:
+            raise ValueError("group_size: 2 or more, or critic: true; found 1, and a group of one has no advantage")
+        return self
 
     def varied(self, variant: Variant) -> SimulatedJob:
         """The job with what ``variant`` says instead."""
@@ -310,7 +318,8 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "model": {"source": "hf", "path": model_path},
         "data": {"source": "jsonl", "path": data_path, "max_prompt_tokens": job.prompt_tokens},
         "reward": {"kind": None if job.turns_max else "exact_match", "workers": job.reward_workers},
-        "algorithm": {"group_size": job.group_size, "prompts_per_step": job.prompts_per_step},
+        "algorithm": {"group_size": job.group_size, "prompts_per_step": job.prompts_per_step, **_rule(job)},
+        "critic": {"lr": 0.1, "warmup_steps": 1} if job.critic else {},
         "rollout": {
             "engine": "simulated", "workers": job.workers, "max_tokens": job.max_tokens, "threads": 1,
             "max_running": job.max_running, "in_flight": job.in_flight, "engine_options": engine_options,
@@ -335,6 +344,10 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "limits": scenario.limits,
     }  # fmt: skip
     return JobConfig.model_validate(sections)
+
+
+def _rule(job: SimulatedJob) -> dict[str, Any]:
+    return {"name": "ppo", "kl_coefficient": 0.05} if job.critic else {}
 
 
 def _environment(job: SimulatedJob) -> dict[str, Any]:

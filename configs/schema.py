@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from configs.adapter_schema import AdapterConfig
 from configs.episode_schema import EnvironmentConfig, GatewayConfig
+from configs.evaluation_schema import SEED_OFFSET, EvaluationConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
 from configs.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
@@ -28,6 +30,8 @@ class ModelConfig(Section):
     """A branch, a tag or a commit of a hub name; unset: the default branch. A resumed run keeps its commit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the forward pass and of published weights; the trainer keeps float32 master weights."""
+    adapter: AdapterConfig | None = None
+    """Train an adapter (LoRA) and leave the model as it is. ``{}``: one with the defaults. Unset: the whole model."""
     hidden: PositiveInt = 96
     """``tiny`` only: hidden size."""
     layers: PositiveInt = 3
@@ -206,6 +210,9 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
     keep: PositiveInt = 2
     """Checkpoints that stay on disk; older ones are removed."""
+    keep_best: bool = False
+    """With ``eval``: take a checkpoint of every version that is evaluated, and keep the one with the best avg@k beside
+    the newest; ``checkpoints/best`` leads to it."""
 
 
 class ClusterConfig(Section):
@@ -290,6 +297,8 @@ class JobConfig(Section):
     reward: RewardConfig = Field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
+    eval: EvaluationConfig | None = None
+    """Held-out evaluation. Unset: none."""
     trainer: TrainerConfig = TrainerConfig()
     critic: CriticConfig = CriticConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
@@ -307,6 +316,25 @@ class JobConfig(Section):
     def staleness(self) -> int:
         """The staleness bound in versions: 0 in the on-policy modes."""
         return {"async": self.sync.max_staleness, "one_step_barrier": 1}.get(self.sync.mode, 0)
+
+    @property
+    def evaluation(self) -> JobConfig:
+        """The job as its evaluation sees it: with other data and another seed, and responses drawn as ``eval`` says."""
+        if self.eval is None:
+            return self
+        drawn = {"max_tokens": self.eval.max_tokens or self.rollout.max_tokens, "temperature": self.eval.temperature}
+        changed = {"data": self.eval.data.model_copy(update={"epochs": 1}), "seed": self.seed + SEED_OFFSET}
+        return self.model_copy(update=changed | {"rollout": self.rollout.model_copy(update=drawn)})
+
+    @property
+    def only_evaluates(self) -> bool:
+        """Nothing is trained: the model as it is is evaluated."""
+        return self.eval is not None and self.eval.only
+
+    @property
+    def all_sources(self) -> dict[str, DataConfig]:
+        """Sources of prompts by name: of training, and of the evaluation if there is one."""
+        return self.data.sources | (self.eval.sources if self.eval is not None else {})
 
     @property
     def has_episodes(self) -> bool:

@@ -64,7 +64,9 @@ def test_the_command_line_is_frozen() -> None:
         "bench": ["name"],
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
         "plot": ["--json", "--out", "run_dir"],
-        "samples": ["--json", "--step", "run_dir"],
+        "merge": ["--base", "--json", "checkpoint", "out"],
+        "samples": ["--best", "--count", "--json", "--prompt", "--random", "--step", "--worst", "run_dir"],
+        "eval": ["--dir", "--json", "--set", "job", "model"],
         "console": ["--job", "--keys", "--listen", "--open", "run"],
         "simulate": ["--json", "--log", "--out", "--processes", "--seed", "--seeds", "scenario"],
         "train-reward": [

@@ -14,16 +14,18 @@ from pathlib import Path
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.registered import RegisteredActor
+from actors.core.terminal_text import shortened
 from actors.environments.errors import RewardError
 from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
 from actors.environments.scoring.examples import row_of, source_of
 from actors.environments.scoring.scorer_handle import PoolVerdict
 from actors.environments.scoring.scorer_pool import ScorerPool
+from actors.environments.turns import turns
 from actors.host.import_guard import import_transformers_without_torch
 from actors.protocol.failures import Acknowledged, FailureKind
 from actors.protocol.job_news import Trouble
-from actors.protocol.metrics import Samples
+from actors.protocol.metrics import Samples, ShownSample
 from actors.protocol.rewards import SampleToShow, Score, Scored, ShowSamples, Verdict
 from actors.protocol.services import RegisterService
 from actors.protocol.tokens import FinishReason
@@ -89,28 +91,28 @@ class RewardWorker(RegisteredActor):
         rows = [self._row(message.step, *shown) for shown in zip(message.samples, answers, strict=True)]
         self.ctx.ref(self._args.metrics).tell(Samples(job=message.job, step=message.step, rows=rows))
 
-    def _row(self, step: int, sample: SampleToShow, answer: str) -> dict[str, float | int | str | None]:
+    def _row(self, step: int, sample: SampleToShow, answer: str) -> ShownSample:
         """A line of samples.jsonl."""
         assert self._codec is not None
         longest, names = self._job.limits.sample_text_chars, self._job.reward.names
-        parts = dict(zip(names, sample.parts or [None] * len(names), strict=True))
-        source = {"source": source_of(sample.context)} if self._job.data.mix else {}
-        return {
-            "step": step,
-            "chosen": sample.chosen,
-            "prompt": sample.prompt,
-            "sibling": sample.sibling,
-            **source,
-            "row": row_of(sample.context),
-            "reward": sample.reward,
-            **{f"reward_{name}": value for name, value in parts.items()},
-            "finish": "cut" if sample.finish == FinishReason.LENGTH else "ended",
-            "tokens": len(sample.token_ids),
-            "reason": sample.reason,
-            "prompt_text": self._codec.decode(sample.prompt_ids)[:longest],
-            "response": self._codec.decode(sample.token_ids)[:longest],
-            "answer": answer[:longest],
-        }
+        trained = sample.versions[sample.versions >= 0]
+        return ShownSample(
+            step=step,
+            chosen=sample.chosen,
+            prompt=sample.prompt,
+            sibling=sample.sibling,
+            source=source_of(sample.context) if self._job.data.mix else "",
+            row=row_of(sample.context),
+            reward=sample.reward,
+            reward_parts=dict(zip(names, sample.parts or [None] * len(names), strict=True)),
+            finish="cut" if sample.finish == FinishReason.LENGTH else "ended",
+            tokens=len(trained),
+            versions=[int(trained.min()), int(trained.max())] if len(trained) else [],
+            reason=sample.reason,
+            prompt_text=shortened(self._codec.decode(sample.prompt_ids), longest),
+            turns=turns(sample.token_ids, sample.versions, self._codec.decode, longest),
+            answer=shortened(answer, longest),
+        )
 
 
 def _verdict(prompt: int, sibling: int, verdict: PoolVerdict) -> Verdict:

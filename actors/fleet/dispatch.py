@@ -4,6 +4,8 @@ ledger's queued rows ─┬▶ GroupView ─┐
 length ranking ───────┘             │
 worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ an Assign a worker
                                                              └──▶ an Assigned a step ─▶ ledger, journal
+
+Evaluations come last: their samples get slots only while no sample of a step waits for one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from actors.ledger.journaled_ledger import JournaledLedger
 from actors.policies import assign
 from actors.policies.assign import AssignSamples
 from actors.policies.view import AssignView, GroupView, WorkerView
+from actors.protocol.evaluations import is_evaluation, version_of
 from actors.protocol.marks import contexts
 from actors.protocol.work import Assign, PromptWork, SampleWork
 from configs.limits import Limits
@@ -83,8 +86,12 @@ class Dispatcher:
             return 0
         newest = max(max(w.policy_version, w.pulling_version) for w in workers)
         groups = [view for step in self._open_steps(newest) for view in self._in_lanes(step, workers)]
-        if not groups:
-            return 0
+        handed_out = self._assign_groups(groups, workers, now) if groups else 0
+        if handed_out < sum(len(group.rows) for group in groups):
+            return handed_out
+        return handed_out + self._evaluate(now)
+
+    def _assign_groups(self, groups: list[GroupView], workers: list[WorkerView], now: float) -> int:
         room = sum(max(0, w.slots - w.in_flight) for w in workers)
         if self._ranking.probes and sum(len(g.rows) for g in groups) > room:
             groups = self._with_probes(groups, room)
@@ -93,7 +100,21 @@ class Dispatcher:
             workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples,
             keeps_parts=self.in_parts is not None,
         )  # fmt: skip
-        decisions = assign.decide(view, now)
+        return self._hand_out_all(assign.decide(view, now), now)
+
+    def _evaluate(self, now: float) -> int:
+        """Hand out samples of evaluations to the slots that training has left; returns how many."""
+        handed_out = 0
+        for step in self._journaled.ledger.evaluations:
+            if groups := self._queued(step):
+                version, able = version_of(step), self._workers.by_name.values()
+                workers = [w.view() for w in able if w.policy_version >= version and w.may_get_work(now)]
+                limits = self._limits
+                view = AssignView(workers, groups, 0, limits.pull_patience_s, limits.assign_max_samples)
+                handed_out += self._hand_out_all(assign.decide(view, now), now)
+        return handed_out
+
+    def _hand_out_all(self, decisions: list[AssignSamples], now: float) -> int:
         return sum(self._hand_out(step, list(of_step), now) for step, of_step in itertools.groupby(decisions, _step))
 
     def overdue(self, now: float) -> dict[str, np.ndarray]:
@@ -208,13 +229,17 @@ class Dispatcher:
         self._journaled.apply(ev.Assigned(step, first, [decision.worker for decision in sent], counts, rows))
         return handed_out
 
+    def _oldest_version(self, step: int) -> int:
+        """The oldest version that may generate samples of ``step``."""
+        return version_of(step) if is_evaluation(step) else max(step - self._max_staleness, 0)
+
     def _send(self, decision: AssignSamples, batch: StepBatch, first: int, now: float) -> bool:
         """Its rows to its worker, numbered from ``first`` on."""
         worker = self._workers.by_name[decision.worker]
         message = Assign(
             job=self._job,
             term=self._journaled.ledger.term,
-            min_policy_version=max(batch.step - self._max_staleness, 0),
+            min_policy_version=self._oldest_version(batch.step),
             sampling=batch.sampling,
             work=work_of(batch, decision.rows, first),
         )

@@ -40,6 +40,7 @@ from actors.fleet.seeding_estimate import SeedingEstimate
 from actors.fleet.versions import Versions
 from actors.ledger.batch import StepBatch
 from actors.protocol.batches import IssueBatch
+from actors.protocol.evaluations import is_evaluation
 from actors.protocol.workers import WorkerAsleep, WorkerEnded, WorkerVersion
 
 
@@ -207,6 +208,7 @@ class Fleet:
     def ask_ranker(self, batches: Iterable[StepBatch]) -> None:
         """Ask how long the responses to these will be. Nobody waits for the answer."""
         if (ranker := self._scope.services.get("ranker")) is not None:
-            for question in (self.ranking.question(batch) for batch in batches if not batch.committed):
+            open_steps = (batch for batch in batches if not batch.committed and not is_evaluation(batch.step))
+            for question in (self.ranking.question(batch) for batch in open_steps):
                 if question is not None:
                     self._scope.tell(ranker, question)

@@ -25,6 +25,7 @@ from actors.policies.length_learned import LearnedLengths
 from actors.policies.length_predictor import LengthPredictor, PromptsView, mean_lengths, prompt_keys
 from actors.policies.length_recall import recall_of_longest
 from actors.policies.length_siblings import LengthOfSiblings
+from actors.protocol.evaluations import is_evaluation
 from actors.protocol.lengths import LengthScores, ObserveLengths, ScorePrompts
 from configs.limits import Limits
 
@@ -84,7 +85,7 @@ class LengthRanking:
 
     def expected(self, batch: StepBatch, indices: np.ndarray) -> np.ndarray:
         """float64[n] expected tokens of a sample of each of these prompts of ``batch``; NaN where nothing is known."""
-        if self._predictor is None:
+        if self._predictor is None or is_evaluation(batch.step):  # which nobody learns from
             return np.full(len(indices), np.nan)
         return self._predictor.expected(self._view(batch, indices))
 
@@ -100,7 +101,7 @@ class LengthRanking:
 
     def note(self, batch: StepBatch, rows: np.ndarray) -> None:
         """``rows`` are being handed out: keep what is expected of those that have not been handed out before."""
-        if self._predictor is not None:
+        if self._predictor is not None and not is_evaluation(batch.step):
             noted = self._noted.setdefault(batch.step, np.full(len(batch), np.nan))
             fresh = rows[batch.attempts[rows] == 0]
             noted[fresh] = self.expected(batch, fresh // batch.group_size)

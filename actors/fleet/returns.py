@@ -26,6 +26,7 @@ from actors.fleet.workers import Worker
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.outcome import Outcome
+from actors.protocol.evaluations import name_of_batch
 from actors.protocol.failures import FailureKind
 from actors.protocol.work import Revoke
 from actors.protocol.workers import AssignmentsFailed, WorkerEnded
@@ -189,6 +190,8 @@ class Returns:
 
     def _drop(self, batch: StepBatch, rows: np.ndarray, why: str) -> None:
         self._scope.event("samples_dropped", step=batch.step, samples=len(rows), why=why)
-        self._scope.trouble("samples_set_aside", f"{len(rows)} samples of step {batch.step} are set aside: {why}")
+        self._scope.trouble(
+            "samples_set_aside", f"{len(rows)} samples of {name_of_batch(batch.step)} are set aside: {why}"
+        )
         self._scope.journaled.apply(ev.Dropped(batch.step, rows, why))
         self._settled(batch.step)

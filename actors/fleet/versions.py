@@ -13,6 +13,8 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actors.fleet.scope import JobScope
 from actors.fleet.workers import Worker
 from actors.ledger.batch import StepBatch
@@ -35,12 +37,16 @@ class Versions:
         self.secured_step = newest_whole_step(scope.ledger)
         """Newest step whose samples, and all before them, are on disk; they make version s + 1."""
         self._securing_step = -1
+        self.oldest_held = -1
+        """Oldest version that the weight server holds."""
+        self.held_back: Callable[[], int | None] = lambda: None
+        """Version beyond which workers are not told of any yet, since it is being evaluated; None: there is none."""
 
     def offer(self, news: VersionAvailable) -> None:
         if news.policy_version < self.offered and news.weights == self.weights:
             return
         moved = news.weights != self.weights
-        self.offered, self.weights = news.policy_version, news.weights
+        self.offered, self.weights, self.oldest_held = news.policy_version, news.weights, news.oldest
         self._announce(moved=moved)
 
     def secure(self, step: int) -> None:
@@ -58,9 +64,16 @@ class Versions:
         self.secured_step = max(self.secured_step, step)
         self._announce()
 
+    def announce(self) -> None:
+        """Tell of what was held back."""
+        self._announce()
+
     def _announce(self, *, moved: bool = False) -> None:
         """Tell the workers of the newest version that they may serve, if that is news to them."""
-        version = max(self.newest, min(self.offered, self.secured_step + 1))
+        version = min(self.offered, self.secured_step + 1)
+        if (held_back := self.held_back()) is not None:
+            version = min(version, held_back)
+        version = max(self.newest, version)
         if version == self.newest and not moved:
             return
         self.newest = version

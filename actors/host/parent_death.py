@@ -4,6 +4,9 @@
       └ ends ────▶│         └ ends ──▶ guard ──▶ SIGKILL to the group
                   └──▶ SIGKILL to the group
 
+What leaves the group and loses its parent becomes the guard's own child on Linux (PR_SET_CHILD_SUBREAPER), and is
+killed after it: a server that has begun a session of its own, say.
+
 On Linux the kernel sends SIGKILL to the child when the thread that started it ends (PR_SET_PDEATHSIG), so the parent
 must start its children from a thread that lives as long as it does: the loop's. Elsewhere a thread looks at the
 parent id twice a second. A parent that died before this call is noticed by comparing its id with the expected one.
@@ -17,10 +20,14 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Final, NoReturn
 
 PARENT_PID_VARIABLE: Final = "HEADRACE_PARENT_PID"
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_SWEEPS_MAX: Final = 100
+"""Times that a guard looks for what has left its group; each look finds those that the last one has orphaned."""
 _POLL_S: Final = 0.5
 _GROUP_ENDS: Final = (signal.SIGTERM, signal.SIGCHLD)
 """Signals that the guard of a group waits for: it is told to end it, or its leader has ended."""
@@ -47,6 +54,8 @@ def lead_group(parent_pid: int) -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_ENDS)
     guard = os.getpid()
+    if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     leader = os.fork()
     if leader > 0:
         _guard(leader, parent_pid)
@@ -67,22 +76,49 @@ def _guard(leader: int, parent_pid: int) -> NoReturn:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)  # before it is reaped: its number cannot be another group's
     code = os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
+    _kill_adopted()
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _has_ended(child: int) -> bool:
-    """Whether ``child`` waits to be reaped. SIGCHLD also tells of one that was stopped or goes on."""
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+def _has_ended(leader: int) -> bool:
+    """Whether ``leader`` waits to be reaped. SIGCHLD also tells of one that was stopped or goes on, or was adopted."""
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+        if ended.si_pid == leader:
+            return True
+        os.waitpid(ended.si_pid, 0)
+    return False
+
+
+def _kill_adopted() -> None:
+    """Kill what has become our child by losing its parent, until nothing is left: the dead leave us theirs."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    for _ in range(_SWEEPS_MAX):
+        try:
+            adopted = [int(pid) for pid in children.read_text().split()]
+        except OSError:  # another system, or one that does not tell
+            return
+        if not adopted:
+            return
+        for pid in adopted:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in adopted:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def _when_parent_ends(parent_pid: int, number: signal.Signals) -> None:
     """Have ``number`` sent to this process. A parent that has ended before is not noticed."""
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        _prctl(_PR_SET_PDEATHSIG, number)
     else:
         threading.Thread(target=_poll_parent, args=(parent_pid, number), name="parent-death", daemon=True).start()
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
 def _poll_parent(parent_pid: int, number: signal.Signals) -> None:

@@ -18,13 +18,23 @@ import contextlib
 import math
 from typing import Protocol
 
+import msgspec
+
 from actors.core.context import Context
 from actors.core.errors import AskError, RemoteError
 from actors.core.patience import Patience
 from actors.core.ref import ActorRef
 from actors.protocol.batches import BatchIssued, DataEnded, IssueBatch, Prompt
 from actors.protocol.episodes import EpisodeLimits
+from actors.protocol.evaluations import (
+    GiveUpEvaluation,
+    evaluation_step,
+    is_evaluation,
+    name_of_batch,
+    version_of,
+)
 from actors.protocol.failures import Acknowledged
+from actors.protocol.job_news import NeedBatch
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.protocol.services import LookupService, ServiceFound
 from actors.protocol.work import SamplingParams
@@ -67,40 +77,51 @@ class Issuing:
             stop_token_ids=stop_token_ids,
             seed=config.seed,
         )
-        self._issuing: set[int] = set()
+        drawn = config.evaluation.rollout
+        self._evaluation_sampling = SamplingParams(
+            max_tokens=drawn.max_tokens,
+            temperature=drawn.temperature,
+            top_p=1.0 if config.eval is None else config.eval.top_p,
+            stop_token_ids=stop_token_ids,
+            seed=config.evaluation.seed,
+        )
+        self._issuing: set[tuple[int, int]] = set()
         self._asked_again = asyncio.Event()
         """Event: the scheduler knows something new about the prompt source, so it is no use to wait longer."""
         self._told_unreadable: set[int] = set()
+        self._told_overlap = False
         self._told_passed = 0
         self._told_replaced = False
         self._told_once = config.scheduling.policy != "planned"
 
-    def need(self, step: int) -> None:
-        """The scheduler has room for the batch of ``step``."""
-        if step in self._issuing:
+    def need(self, order: NeedBatch) -> None:
+        """The scheduler has room for a batch, or wants more prompts for one, or the batch of an evaluation."""
+        key = (order.step, order.start)
+        if key in self._issuing:
             self._asked_again.set()
         else:
-            self._issuing.add(step)
-            self._ctx.start_task(self._issue(step), f"issue step {step}")
+            self._issuing.add(key)
+            self._ctx.start_task(self._issue(order, key), f"issue {name_of_batch(order.step)} from {order.start}")
 
-    async def _issue(self, step: int) -> None:
+    async def _issue(self, order: NeedBatch, key: tuple[int, int]) -> None:
+        step = order.step
         limits = self._config.limits
         patience, failing_since = Patience(limits, self._ctx.rng("patience")), math.inf
         try:
             while not self._owner.over:
                 why, grace_s = "a prompt source: none has registered", limits.first_service_s
                 try:
-                    if await self._try(step):
+                    if await self._try(order):
                         return
                 except AskError as error:
                     self._ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
-                    why, grace_s = f"the prompts of step {step}: {_cause(error)}", limits.stall_report_s
+                    why, grace_s = f"the prompts of {name_of_batch(step)}: {_cause(error)}", limits.stall_report_s
                 failing_since = min(failing_since, self._ctx.now())
                 if self._ctx.now() - failing_since >= grace_s:
                     self._owner.waits(why)
                 await self._until_asked_again(patience.pause_s())
         finally:
-            self._issuing.discard(step)
+            self._issuing.discard(key)
             self._owner.waits("")
 
     async def _until_asked_again(self, at_most_s: float) -> None:
@@ -109,76 +130,113 @@ class Issuing:
                 await self._asked_again.wait()
         self._asked_again.clear()
 
-    async def _try(self, step: int) -> bool:
+    async def _try(self, order: NeedBatch) -> bool:
         """False: no prompt source has registered yet.
 
         Raises:
             AskError: it is worth another try.
         """
-        config, count = self._config, self._config.algorithm.prompts_per_step
+        config, step, per_step = self._config, order.step, self._config.algorithm.prompts_per_step
+        count, start = order.count or per_step, order.start if order.start >= 0 else step * per_step
         found = await self._scheduler.ask(LookupService(job=config.name, role="prompts"), ServiceFound)
         if found.address is None:
             return False
         try:
-            prompts = await self._read(found.address, step * count, count)
-            if len(prompts) == count:
+            if is_evaluation(step):
+                await self._evaluate(step, found.address)
+                return True
+            prompts = await self._read(ReadPrompts(job=config.name, start=start, count=count), found.address)
+            if len(prompts) == count or (prompts and order.more):
                 await self._scheduler.ask(self._batch(step, prompts), BatchIssued)
+            if len(prompts) == count:
                 return True
         except HeadraceError as error:
             if not error.permanent:
                 raise
-            await self._unreadable(step, error)
+            await self._unreadable(step + order.more, error)
             return True
+        step += order.more
         self._owner.event("data_ended", step=step)
         few = f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it"
         await self._no_more(step, "", few)
         return True
 
+    async def _evaluate(self, step: int, source: ActorAddress) -> None:
+        """Issue the prompts of an evaluation, all of them: an evaluation of no prompt is none."""
+        config = self._config.eval
+        assert config is not None, "only a job with an evaluation is asked for one"
+        count = config.prompts or self._config.limits.evaluation_prompts
+        wanted = ReadPrompts(job=self._config.name, start=0, count=count, evaluation=True)
+        prompts = await self._read(wanted, source)
+        if prompts:
+            await self._scheduler.ask(self._batch(step, prompts), BatchIssued)
+        else:
+            await self._no_more(step, "", "eval.data: no prompt in it can be used; add some, or leave eval out")
+
     def _batch(self, step: int, prompts: list[SourcedPrompt]) -> IssueBatch:
+        config = self._config.eval if is_evaluation(step) else None
         return IssueBatch(
             job=self._config.name,
             step=step,
-            group_size=self._config.algorithm.group_size,
-            sampling=self._sampling,
+            group_size=self._config.algorithm.group_size if config is None else config.samples,
+            sampling=self._sampling if config is None else self._evaluation_sampling,
             prompts=[Prompt(p.prompt, p.token_ids, p.context, p.answer_tokens) for p in prompts],
             episodes=_episode_limits(self._config),
         )
 
     async def _unreadable(self, step: int, error: HeadraceError) -> None:
         """The prompts of ``step`` will never come."""
-        why = f"the prompts of step {step} cannot be read: {_cause(error)}"
+        why = f"the prompts of {name_of_batch(step)} cannot be read: {_cause(error)}"
         if step not in self._told_unreadable:
             self._told_unreadable.add(step)
             self._ctx.log.error("the job ends for want of prompts", step=step, why=why)
-            said_now = why if step > 0 else ""  # else the job fails at once, and says so
+            said_now = why if step > 0 else ""  # else the job fails at once, or the scheduler says so
             self._owner.event("prompts_unreadable", said_now, step=step, why=why)
         await self._no_more(step, why, why)
 
     async def _no_more(self, step: int, failed: str, why_none: str) -> None:
-        """The step before ``step`` is the last; without one the job has failed for the reason ``why_none``."""
-        if step == 0:
+        """The step before ``step`` is the last; without one the job has failed for the reason ``why_none``.
+
+        So has one whose first evaluation has no prompts: later ones are left out.
+        """
+        if step in (0, evaluation_step(0)):
             self._owner.fail(why_none)
+        elif is_evaluation(step):
+            order = GiveUpEvaluation(job=self._config.name, version=version_of(step), why=why_none)
+            await self._scheduler.ask(order, Acknowledged)
         else:
             await self._scheduler.ask(DataEnded(job=self._config.name, step=step, failed=failed), Acknowledged)
 
     # ------------------------------------------------------------ reading
 
-    async def _read(self, source: ActorAddress, start: int, count: int) -> list[SourcedPrompt]:
-        """Prompts ``start`` to ``start + count``; fewer where the data end."""
+    async def _read(self, wanted: ReadPrompts, source: ActorAddress) -> list[SourcedPrompt]:
+        """The prompts that are wanted; fewer where the data end."""
         limits, found = self._config.limits, list[SourcedPrompt]()
         patience_s = limits.read_timeout_s + limits.ask_timeout_s  # the prompt source gives up first, and says why
-        told_s = self._ctx.now()
+        count, told_s = wanted.count, self._ctx.now()
         while len(found) < count:
-            question = ReadPrompts(job=self._config.name, start=start + len(found), count=count - len(found))
+            question = msgspec.structs.replace(wanted, start=wanted.start + len(found), count=count - len(found))
             read = await self._ctx.ref(source).ask(question, PromptsRead, patience_s)
             found += read.prompts
-            self._tell_of(read)
+            if wanted.evaluation:
+                self._tell_of_overlap(read)
+            else:
+                self._tell_of(read)
             if read.exhausted:
                 break
             if len(found) < count and self._ctx.now() - told_s >= limits.stall_report_s:
                 self._owner.waits(_progress(read, len(found), count))
                 told_s = self._ctx.now()
         return found
+
+    def _tell_of_overlap(self, read: PromptsRead) -> None:
+        if read.overlap and not self._told_overlap:
+            self._told_overlap = True
+            message = (
+                f"warning: {read.overlap} prompts of eval.data are prompts of the training data, too: what is measured "
+                "on them is not held out. Take them out of one of the two"
+            )
+            self._owner.event("evaluation_overlaps", message, prompts=read.overlap)
 
     def _tell_of(self, read: PromptsRead) -> None:
         if read.replaced and not self._told_replaced:

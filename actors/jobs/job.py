@@ -10,7 +10,8 @@
     stop            the final checkpoint           CheckpointStored(final)
 
 Invariants
-- Prompt i of step s has the ordinal ``s * prompts_per_step + i``, whatever happened before: a restart repeats it.
+- Prompt i of step s has the ordinal ``s * prompts_per_step + i``, whatever happened before: a restart repeats it. With
+  ``algorithm.filter`` a step goes on until it has enough, and the ledger says where the next one begins.
 - A replayed step gives no second row and is not counted twice.
 - A job that is over stays over.
 - A job that trained on nothing fails: after ``limits.empty_steps_max`` steps in a row, or at its end.
@@ -20,9 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from actors.core.actor import concurrent, handles
 from actors.core.errors import AskError, ReplyError
@@ -30,11 +31,17 @@ from actors.core.patience import Patience
 from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.watch import Down
+from actors.jobs.evaluation_rows import FILE as EVALUATIONS
+from actors.jobs.evaluation_rows import EvalRow, version_of_row
+from actors.jobs.evaluation_rows import read_rows as read_evaluations
+from actors.jobs.evaluation_rows import row_of as row_of_evaluation
+from actors.jobs.evaluation_rows import summary_of as summary_of_evaluations
 from actors.jobs.issuing import Issuing
-from actors.jobs.summary import Row, Summary, cost_of, read_rows, row_of
+from actors.jobs.summary import Summary, cost_of, read_rows, row_of
 from actors.jobs.troubles import RunWatch, Warned
 from actors.protocol import jobs as jm
 from actors.protocol.batches import Progress, QueryProgress, RequestCheckpoint, SetPaused
+from actors.protocol.evaluations import EvaluationDone, EvaluationRow, NeedEvaluation, evaluation_step
 from actors.protocol.failures import Acknowledged
 from actors.protocol.job_news import (
     CheckpointStored,
@@ -91,6 +98,8 @@ class Job(RegisteredActor):
         self._take_bill = take_bill
         self._listener = listener
         self._summary = Summary()
+        self._evaluations: dict[int, EvalRow] = {}
+        """Rows of eval.jsonl by version."""
         self._watch = RunWatch(config.limits, self._warn)
         self._hopeless = ""
         """Why the run is being ended as failed; empty while it is not."""
@@ -116,7 +125,7 @@ class Job(RegisteredActor):
             await self._over.wait()
         return self.state
 
-    def result(self) -> dict[str, str | int | float | None]:
+    def result(self) -> dict[str, Any]:
         """The object that ``run --json`` prints. ``reward_*`` are None before the first step."""
         summary = self._summary
         ended = self._ended_s if self._ended_s is not None else self.ctx.now()
@@ -124,6 +133,7 @@ class Job(RegisteredActor):
             "job": self._config.name,
             "state": self.state.value,
             **summary.result(),
+            **({} if self._config.eval is None else {"eval": summary_of_evaluations(self._evaluations.values())}),
             "seconds": round(ended - self._started_s, 3),
             "checkpoint": self._checkpoint,
             **({"error": self._reason} if self.state is JobState.FAILED else {}),
@@ -141,6 +151,8 @@ class Job(RegisteredActor):
             rows = await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl")
             for row in rows:
                 self._summary.add(row)
+            for row in await self.ctx.run_blocking(read_evaluations, self._run_dir / EVALUATIONS):
+                self._evaluations[version_of_row(row)] = row
             self._watch.take_over(rows, self._config.staleness + 2)
         self._publish("begun", {})
         self.obey(self._scheduler_at, math.inf)  # whether it stays away, its supervisor decides
@@ -172,7 +184,14 @@ class Job(RegisteredActor):
         if self.state is JobState.SUBMITTED:
             self._change(JobState.RUNNING)
         if not self.state.over:
-            self._batches.need(order.step)
+            self._batches.need(order)
+
+    @handles(NeedEvaluation)
+    async def need_evaluation(self, order: NeedEvaluation) -> None:
+        if self.state is JobState.SUBMITTED:
+            self._change(JobState.RUNNING)
+        if not self.state.over:
+            self._batches.need(NeedBatch(job=order.job, step=evaluation_step(order.version)))
 
     @property
     def over(self) -> bool:
@@ -220,6 +239,17 @@ class Job(RegisteredActor):
         if (why := self._watch.hopeless) and not self._hopeless:
             self._hopeless = why
             self.ctx.start_task(self._end_early(), "end early")
+
+    @handles(EvaluationDone)
+    async def evaluation_done(self, news: EvaluationDone) -> None:
+        if not news.figures or news.version in self._evaluations:
+            return  # a scheduler that restarted tells what its former life may not have told
+        row = self._evaluations[news.version] = row_of_evaluation(news.version, news.figures)
+        if self._metrics_at is not None:
+            self.ctx.ref(self._metrics_at).tell(EvaluationRow(job=self._config.name, row=row))
+        self._publish("evaluation", row)
+        if self._config.only_evaluates:
+            self._change(JobState.FINISHED)
 
     async def _end_early(self) -> None:
         """Have the checkpoint taken, and no further step; its arrival makes the job a failed one."""
@@ -273,9 +303,9 @@ class Job(RegisteredActor):
         if self._metrics_at is not None:
             self.ctx.ref(self._metrics_at).tell(Event(job=self._config.name, name=name, fields=dict(fields)))
 
-    def _publish(self, kind: str, fields: Row) -> None:
+    def _publish(self, kind: str, fields: Mapping[str, Any]) -> None:
         if self._listener is not None:
-            event = JobEvent(job=self._config.name, kind=kind, fields=fields, result=self.result())
+            event = JobEvent(job=self._config.name, kind=kind, fields=dict(fields), result=self.result())
             self.ctx.ref(self._listener).tell(event)
 
     def _change(self, state: JobState, reason: str = "") -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 Row = dict[str, float | int | str | None]
 
+FILTER = ("no_signal", "surplus")
+"""Columns of a job that filters its groups; the summary has their sums."""
 BILL = ("billed_worker_s", "compute_worker_s", "functions_started", "functions_cold_s")
 """Columns of a job with functions; the summary has their sums."""
 _ENDS = 5
@@ -29,6 +31,8 @@ _COUNTS = frozenset(
         "seeding_target",
         "grants_ignored",
         "functions_started",
+        "no_signal",
+        "surplus",
         "episodes",
         "environment_tokens",
         "environment_restarts",
@@ -104,7 +108,7 @@ class Summary:
         self.samples_dropped += int(number(row, "samples_dropped"))
         self.tokens += int(number(row, "tokens_generated"))
         self.spent += number(row, "cost")
-        for name in BILL:
+        for name in (*BILL, *FILTER):
             if name in row:
                 self.bill[name] = self.bill.get(name, 0.0) + number(row, name)
         self.newest = row

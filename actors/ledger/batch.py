@@ -1,7 +1,8 @@
 """One step's samples in columns.
 
 Invariants
-- Row r is sibling ``r % group_size`` of prompt ``prompts[r // group_size]``; columns never change their length.
+- Row r is sibling ``r % group_size`` of prompt ``prompts[r // group_size]``; columns change their length only where
+  a batch is extended, behind its last row.
 - Row r's response is ``tokens[r, :length[r]]``, with each token's log-probability and policy version beside it.
 - Of an episode the environment's tokens stand in the response too; ``versions`` marks each (``protocol/episodes.py``).
 - The token matrices are zeroed lazily by the operating system: a row costs memory for the pages that it has reached,
@@ -23,7 +24,7 @@ import numpy as np
 
 from actors.host.host_memory import zeros_by_page
 from actors.ledger.errors import IllegalTransition
-from actors.ledger.events import BatchIssued
+from actors.ledger.events import BatchExtended, BatchIssued
 from actors.protocol.episodes import ENVIRONMENT, EpisodeLimits
 
 
@@ -43,6 +44,11 @@ class SampleState(enum.IntEnum):
 
 
 IN_FLIGHT = (SampleState.ASSIGNED, SampleState.STREAMING)
+_COLUMNS = (
+    *("state", "length", "finish", "reward", "reward_parts", "assignment", "former", "holder", "attempts"),
+    *("failures", "crashes", "limit", "turns", "lives", "last_worker"),
+)
+"""Columns of a batch with an entry a row, beside those of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,8 @@ class StepBatch:
         self.prompt_tokens = len(event.prompt_ids) / len(prompts)
         """Mean length of the prompts."""
         self.contexts = event.contexts
+        self.beside_step = -1
+        """Newest step that had been issued before this batch, where it evaluates a version."""
         self.episodes = event.episodes
         """Bounds of the episodes; None: each prompt is answered once."""
         if event.episodes is not None:
@@ -119,6 +127,35 @@ class StepBatch:
         self._logprobs = zeros_by_page((n, t), np.float32)
         self._versions = zeros_by_page((n, t), np.int32)
         self._archive: Ragged | None = None
+
+    def extend(self, more: BatchExtended) -> None:
+        """Append the rows of further prompts. Every other row keeps its number and all that it holds.
+
+        Raises:
+            IllegalTransition: it is committed, or the prompts do not follow on its own.
+        """
+        if self.committed or not len(more.prompts) or int(more.prompts[0]) <= int(self.prompts[-1]):
+            raise IllegalTransition(f"step {self.step}: cannot extend it by prompts {more.prompts.tolist()}")
+        added = StepBatch(
+            BatchIssued(
+                self.step, self.group_size, self.sampling, more.prompts, more.prompt_lengths, more.prompt_ids,
+                more.contexts, self.episodes,
+            )
+        )  # fmt: skip
+        before, tokens = len(self), self.prompt_tokens * len(self.prompts)
+        self.prompts = np.concatenate([self.prompts, more.prompts])
+        self.prompt_tokens = (tokens + len(more.prompt_ids)) / len(self.prompts)
+        self.prompt_ids += added.prompt_ids
+        self.contexts = [*self.contexts, *more.contexts]
+        added.reward_parts = np.full((len(added), self.reward_parts.shape[1]), np.nan)
+        for name in _COLUMNS:
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(added, name)]))
+        width = int(self.length[:before].max(initial=0))
+        for name in ("_tokens", "_logprobs", "_versions"):
+            held = getattr(self, name)
+            whole = zeros_by_page((len(self), self.width), held.dtype)
+            whole[:before, :width] = held[:, :width]
+            setattr(self, name, whole)
 
     def __len__(self) -> int:
         return len(self.state)

@@ -42,6 +42,16 @@ class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
     """Bounds of the episodes, where each sample is one; None: each prompt is answered once."""
 
 
+class BatchExtended(msgspec.Struct, frozen=True, tag="batch_extended"):
+    """Further prompts of a step have come, of the group size and sampling of its first, whose rows stay as they are."""
+
+    step: int
+    prompts: np.ndarray  # int64[P], strictly increasing
+    prompt_lengths: np.ndarray  # int32[P]
+    prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
+    contexts: list[bytes]
+
+
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """``rows[i]`` of ``step`` is handed out under assignment number ``first + i``.
 
@@ -235,6 +245,15 @@ class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
     memory: dict[int, float]
 
 
+class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
+    """Every sample of an evaluation is scored or dropped, and this is what they come to; the batch is not kept."""
+
+    step: int
+    """Step of its batch, which stands for the version (``actors/protocol/evaluations.py``)."""
+    figures: dict[str, float]
+    """Empty: there is none, as its prompts could not be read."""
+
+
 class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
     """The trainer goes on at ``step``: grants are void, and committed steps from there on will be replayed."""
 
@@ -244,6 +263,7 @@ class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
 Event = (
     Opened
     | BatchIssued
+    | BatchExtended
     | Assigned
     | TokensAppended
     | Returned
@@ -260,6 +280,7 @@ Event = (
     | Paused
     | Stopping
     | WindowLearned
+    | Evaluated
     | Rewound
 )
 

@@ -32,6 +32,7 @@ from actors.ledger import seals
 from actors.ledger.batch import StepBatch
 from actors.ledger.committed import CommittedSample, committed_rows
 from actors.ledger.errors import JournalDamaged, JournalFailed, JournalFull, JournalUnreadable
+from actors.protocol.evaluations import is_evaluation
 from configs.limits import DEFAULT_LIMITS, Limits
 
 SCHEMA_VERSION = 4
@@ -50,7 +51,7 @@ CREATE TABLE IF NOT EXISTS samples (
     first_version INTEGER, last_version INTEGER, attempts INTEGER NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (job, step, prompt, sibling)) WITHOUT ROWID;
 """
-KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused", "stopping", "window_learned")
+KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused", "stopping", "window_learned", "evaluated")
 """Small events that are never pruned: they say what was trained, what was learned of windows, and whether to go on."""
 
 
@@ -83,13 +84,11 @@ class Journal(Protocol):
 def prune_step(event: ev.Event, newest: int) -> int:
     """The step with which an event may be pruned; ``newest`` is the newest issued step.
 
-    A report may hold tokens of several steps: it may go with the newest one that it can refer to.
+    A report may hold tokens of several steps: it may go with the newest one that it can refer to. So may what is of an
+    evaluation, which runs beside that step.
     """
-    return (
-        newest
-        if isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned | ev.Suspected | ev.Paused | ev.Stopping)
-        else event.step
-    )
+    of_all = isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned | ev.Suspected | ev.Paused | ev.Stopping)
+    return newest if of_all or is_evaluation(event.step) else event.step
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from actors.ledger.ledger_state import LedgerState, distinct
 from actors.ledger.outcome import Counters, Outcome, give_back
 from actors.ledger.token_entry import TokenEntry
 from actors.ledger.trained import TrainedPrompts
+from actors.protocol.evaluations import is_evaluation, name_of_batch, version_of
 
 __all__ = ["Counters", "Ledger", "Outcome"]
 
@@ -51,6 +52,7 @@ class Ledger(LedgerState):
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ev.Opened: self._opened,
             ev.BatchIssued: self._issued,
+            ev.BatchExtended: self._extended,
             ev.Assigned: self._assigned,
             ev.TokensAppended: tokens.enter,
             ev.Returned: self._returned,
@@ -67,6 +69,7 @@ class Ledger(LedgerState):
             ev.Paused: self._pause,
             ev.Stopping: self._stop,
             ev.WindowLearned: self._learned,
+            ev.Evaluated: self._evaluated,
             ev.Rewound: self._rewound,
         }
 
@@ -102,17 +105,43 @@ class Ledger(LedgerState):
         return outcome
 
     def _issued(self, event: ev.BatchIssued) -> Outcome:
-        if event.step in self.batches or (event.step < self.committed_steps and not self._restoring):
+        is_old = 0 <= event.step < self.committed_steps
+        if event.step in self.batches or (is_old and not self._restoring):
             raise IllegalTransition(f"step {event.step}: its batch has been issued already")
         batch = StepBatch(event)
+        if is_evaluation(event.step):  # its prompts are no part of the stream that is trained on
+            if version_of(event.step) in self.evaluated:
+                raise IllegalTransition(f"{name_of_batch(event.step)} is over")
+            batch.beside_step = self.issued_steps - 1
+            self.batches[event.step] = batch
+            return Outcome()
         first = int(batch.prompts[0])
         if first < self._next_prompt:
             raise IllegalTransition(f"step {event.step}: prompt {first} belongs to an earlier step")
         if not (self._restoring and event.step <= self.floor):  # the batch before it may have been pruned
             self.counters.prompts_lost += int(batch.prompts[-1]) + 1 - self._next_prompt - len(batch.prompts)
-        self._next_prompt = int(batch.prompts[-1]) + 1
+        self._use_prompts(batch.prompts)
         self.batches[event.step] = batch
         return Outcome()
+
+    def _extended(self, event: ev.BatchExtended) -> Outcome:
+        if self._pruned(event.step):
+            self._use_prompts(event.prompts)
+            return Outcome()
+        batch = self._batch(event.step)
+        if event.step != max(self.batches) or int(event.prompts[0]) != self.next_prompt:
+            raise IllegalTransition(f"step {event.step}: prompt {int(event.prompts[0])} does not follow on it")
+        batch.extend(event)
+        self._use_prompts(event.prompts)
+        return Outcome()
+
+    @property
+    def next_prompt(self) -> int:
+        """The first ordinal that no batch has used."""
+        return self._next_prompt
+
+    def _use_prompts(self, prompts: np.ndarray) -> None:
+        self._next_prompt = self.counters.prompts_used = max(self._next_prompt, int(prompts.max(initial=-1)) + 1)
 
     def _assigned(self, event: ev.Assigned) -> Outcome:
         if self._pruned(event.step):
@@ -132,7 +161,8 @@ class Ledger(LedgerState):
         batch.state[event.rows] = S.ASSIGNED
         batch.former[event.rows] = -1
         if not event.again:
-            self.counters.samples_migrated += int(np.count_nonzero(batch.attempts[event.rows]))
+            moved = 0 if is_evaluation(event.step) else np.count_nonzero(batch.attempts[event.rows])
+            self.counters.samples_migrated += int(moved)
             batch.attempts[event.rows] += 1
         return Outcome()
 
@@ -186,7 +216,7 @@ class Ledger(LedgerState):
         batch.state[event.rows] = S.DROPPED
         for row in event.rows.tolist():
             batch.drop_reasons[row] = event.reason
-        self.counters.dropped += len(event.rows)
+        self.counters.dropped += 0 if is_evaluation(event.step) else len(event.rows)
         return outcome
 
     def end_hand_outs(self, batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
@@ -260,7 +290,7 @@ class Ledger(LedgerState):
 
     def _mark_trained(self, prompts: np.ndarray, step: int) -> int:
         """How many of these samples another step had trained before."""
-        self._next_prompt = max(self._next_prompt, int(prompts.max(initial=-1)) + 1)
+        self._use_prompts(prompts)
         return self._trained.mark(prompts, step)
 
     def _checkpointed(self, event: ev.Checkpointed) -> Outcome:
@@ -272,12 +302,24 @@ class Ledger(LedgerState):
         # hand-out.
         for name, value in event.counters.items():
             setattr(self.counters, name, value)
+        self._next_prompt = self.counters.prompts_used = max(self._next_prompt, self.counters.prompts_used)
         self.checkpoints = [c for c in self.checkpoints if c[0] < event.step] + [(event.step, event.path)]
         self.ended = event.final
         return Outcome()
 
     def _learned(self, event: ev.WindowLearned) -> Outcome:
         self.window = event
+        return Outcome()
+
+    def _evaluated(self, event: ev.Evaluated) -> Outcome:
+        batch = self.batches.get(event.step)
+        if not is_evaluation(event.step) or (event.figures and batch is None and not self._restoring):
+            raise IllegalTransition(f"{name_of_batch(event.step)} has no samples that could be evaluated")
+        if batch is not None:
+            open_rows = np.nonzero(one_of(*_UNSETTLED)[batch.state])[0].astype(np.int32)
+            batch.require(open_rows, (S.SCORED,), "evaluate before all is settled:")
+        self.batches.pop(event.step, None)
+        self.evaluated[version_of(event.step)] = event.figures
         return Outcome()
 
     def _pause(self, event: ev.Paused) -> Outcome:
@@ -306,5 +348,5 @@ class Ledger(LedgerState):
         """Give back the memory of committed steps before ``below``, which will not be replayed."""
         below = min(below, self.committed_steps)
         self.floor = max(self.floor, below)
-        for step in [s for s in self.batches if s < below]:
+        for step in [s for s in self.batches if 0 <= s < below]:
             del self.batches[step]

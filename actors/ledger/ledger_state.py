@@ -16,6 +16,7 @@ from actors.ledger.errors import IllegalTransition
 from actors.ledger.events import WindowLearned
 from actors.ledger.outcome import Counters
 from actors.ledger.slots import Slots
+from actors.protocol.evaluations import is_evaluation
 
 S = SampleState
 
@@ -40,6 +41,8 @@ class LedgerState:
         """Whether the newest checkpoint is the last one."""
         self.window: WindowLearned | None = None
         """Learned seeding window, in a job that has one."""
+        self.evaluated: dict[int, dict[str, float]] = {}
+        """Figures of each version that has been evaluated; empty where its prompts could not be read."""
         self.counters = Counters()
         self._slots = Slots()
         self._workers: dict[str, int] = {}
@@ -52,6 +55,11 @@ class LedgerState:
     def issued_steps(self) -> int:
         """One past the newest step whose batch has been issued."""
         return max(max(self.batches, default=-1) + 1, self.committed_steps)
+
+    @property
+    def evaluations(self) -> list[int]:
+        """Steps of the batches that evaluate a version, the oldest version first."""
+        return sorted((step for step in self.batches if is_evaluation(step)), reverse=True)
 
     def in_flight(self, worker: str) -> np.ndarray:
         """int64[n] live assignments of ``worker``."""
@@ -120,8 +128,9 @@ class LedgerState:
         return np.nonzero((batch.state == S.QUEUED) & (batch.former >= 0))[0].astype(np.int32)
 
     def count_states(self) -> dict[str, int]:
+        """Samples of training steps by state."""
         counts = np.zeros(len(SampleState), np.int64)
-        for batch in self.batches.values():
+        for batch in (batch for step, batch in self.batches.items() if not is_evaluation(step)):
             counts += np.bincount(batch.state, minlength=len(SampleState))
         return {state.name.lower(): int(counts[state]) for state in SampleState}
 

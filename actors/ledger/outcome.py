@@ -61,6 +61,10 @@ class Counters:
     prompts_lost: int = 0
     samples_trained_twice: int = 0
     dropped: int = 0
+    prompts_used: int = 0
+    """One more than the last ordinal that a batch had, so that a pruned journal tells, too, where the next begins."""
+    evaluation_tokens: int = 0
+    """Tokens of evaluations, which are in none of the other counts."""
 
 
 def finish(batch: StepBatch, rows: np.ndarray, reasons: np.ndarray | int, outcome: Outcome) -> None:

@@ -24,6 +24,7 @@ from actors.ledger.events import TokensAppended
 from actors.ledger.ledger_state import distinct
 from actors.ledger.outcome import Counters, Outcome, finish, give_back
 from actors.ledger.slots import Slots
+from actors.protocol.evaluations import is_evaluation
 from actors.protocol.tokens import FinishReason
 
 
@@ -117,7 +118,10 @@ class TokenEntry:
         batch.length[rows] = offsets + counts  # of rows that are there twice the last one stays
         batch.state[rows[counts > 0]] = SampleState.STREAMING
         outcome.tokens += len(tokens)
-        self._counters.tokens += len(tokens)
+        if is_evaluation(batch.step):
+            self._counters.evaluation_tokens += len(tokens)
+        else:
+            self._counters.tokens += len(tokens)
 
     def _end(
         self, batch: StepBatch, worker: str, rows: np.ndarray, finished: np.ndarray, assignments: np.ndarray,

@@ -8,6 +8,7 @@ _GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("learning", (
         "loss", "reward_", "source_", "degenerate_", "grad_norm", "learning_rate", "update_skipped", "clip_", "kl",
         "entropy", "engine_mismatch", "micro_batches", "trainer_reward", "value_", "explained_", "shaped_", "critic_",
+        "correction_",
     )),
     ("time", ("seconds", "rollout_idle", "trainer_idle", "trainer_seconds", "seed_s", "seeding_")),
     ("prefill", ("prefilled_", "prefix_", "distinct_prefix_")),

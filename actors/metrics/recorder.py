@@ -1,6 +1,6 @@
-"""The metrics actor: the one writer of a run's metrics.jsonl, events.jsonl, samples.jsonl, trace.json, TensorBoard.
+"""The metrics actor: the one writer of a run's metrics.jsonl, eval.jsonl, events.jsonl, samples.jsonl, trace.json, …
 
-    scheduler, job ──StepRow, Event──▶ ┐             ┌─▶ metrics.jsonl, events.jsonl (line by line)
+    scheduler, job ──StepRow, Event──▶ ┐             ┌─▶ metrics.jsonl, events.jsonl, eval.jsonl (line by line)
     workers, trainer ──────Spans─────▶ ├─▶ recorder ─┼─▶ trace.json
     rewards ──────Samples────────────▶ ┤             ├─▶ samples.jsonl
     every process ──ProcessHealth────▶ ┘             └─▶ sinks: TensorBoard, W&B, Prometheus (on the actor's thread)
@@ -28,6 +28,7 @@ from actors.metrics.row_file import RowFile, end_last_line
 from actors.metrics.samples import SamplesFile
 from actors.metrics.sinks import Sink, make_sinks
 from actors.metrics.trace import TraceFile
+from actors.protocol.evaluations import EvaluationRow
 from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Samples, Spans, StepRow
 from configs.schema import MetricsConfig
 
@@ -45,9 +46,10 @@ class Metrics(Actor):
         self._run_dir.mkdir(parents=True, exist_ok=True)
         self._sinks = await self.ctx.run_blocking(make_sinks, self._config, self._job, self._run_dir)
         limits = self.ctx.limits
-        for name in ("metrics.jsonl", "events.jsonl"):
+        for name in ("metrics.jsonl", "events.jsonl", "eval.jsonl"):
             end_last_line(self._run_dir / name)
         self._rows = RowFile(self._run_dir / "metrics.jsonl")
+        self._evaluations = RowFile(self._run_dir / "eval.jsonl")
         self._events = BoundedFile(self._run_dir / "events.jsonl", limits.events_max_bytes)
         self._samples: SamplesFile | None = SamplesFile(self._run_dir / "samples.jsonl", limits.samples_file_bytes)
         self._trace = TraceFile(self._run_dir / "trace.json", self._job, limits.trace_max_bytes)
@@ -72,6 +74,7 @@ class Metrics(Actor):
         for sink in self._sinks:
             await self.ctx.run_blocking(sink.close)
         self._rows.close()
+        self._evaluations.close()
         self._events.close()
         self._trace.close()
 
@@ -80,6 +83,12 @@ class Metrics(Actor):
         self._rows.write(_line(message.row))
         if self._sinks:
             await self.ctx.run_blocking(self._feed, message.row)
+
+    @handles(EvaluationRow)
+    async def evaluation_row(self, message: EvaluationRow) -> None:
+        self._evaluations.write(_line(message.row))
+        if self._sinks:
+            await self.ctx.run_blocking(self._each_sink, lambda sink: sink.evaluation(message.row))
 
     def _feed(self, row: Mapping[str, float | int | str | None]) -> None:
         """Give the row to every sink, on the actor's thread."""

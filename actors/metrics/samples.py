@@ -1,7 +1,8 @@
 """samples.jsonl: some samples of each step as people read them, one line each, in a file that stays small.
 
-    step, chosen (best, worst, random, dropped), prompt, sibling, row, reward, finish (ended, cut), tokens, reason,
-    prompt_text, response, answer
+    step, chosen (best, worst, random, dropped), prompt, sibling, source, row, reward, reward_parts, finish (ended,
+    cut), tokens (the model's), versions (oldest and newest of the weights), reason (why it was dropped), prompt_text,
+    turns ─▶ role (model, environment, tool), text, tokens, name, fresh          answer
 
 Invariants
 - Lines are whole, and steps ascend.
@@ -14,12 +15,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-Sample = Mapping[str, float | int | str | None]
+import msgspec
+
+from actors.core.terminal_text import shares, shortened
+from actors.protocol.metrics import ShownSample
+
+Choice = Literal["best", "worst", "random"]
 
 
 class SamplesFile:
@@ -29,13 +36,13 @@ class SamplesFile:
         self._path = path
         self._max_bytes = max_bytes
 
-    def add(self, rows: Sequence[Sample]) -> None:
+    def add(self, rows: Sequence[ShownSample]) -> None:
         """Write the samples of one step.
 
         Raises:
             OSError: it cannot be written.
         """
-        text = "".join(json.dumps(row, separators=(", ", ": ")) + "\n" for row in rows).encode()
+        text = "".join(json.dumps(msgspec.to_builtins(row)) + "\n" for row in rows).encode()  # all of it ASCII
         size = self._path.stat().st_size if self._path.exists() else 0
         if size and size + len(text) > self._max_bytes:
             self._thin()
@@ -74,10 +81,57 @@ def of_step(rows: Sequence[dict[str, Any]], step: int | None) -> list[dict[str, 
     return [row for row in rows if steps and row["step"] == max(steps)]
 
 
+def picked(
+    rows: Sequence[dict[str, Any]],
+    *,
+    step: int | None = None,
+    prompt: int | None = None,
+    choice: Choice | None = None,
+    count: int | None = None,
+) -> list[dict[str, Any]]:
+    """Those of one step, as ``of_step``; with ``prompt`` and no step those of that prompt in all steps.
+
+    ``best`` and ``worst`` put them in the order of their rewards; ``random`` leaves those that were drawn at random.
+    """
+    if prompt is not None:
+        rows = [row for row in rows if row["prompt"] == prompt]
+    found = list(rows) if prompt is not None and step is None else of_step(rows, step)
+    if choice == "random":
+        found = [row for row in found if row["chosen"] == "random"]
+    elif choice is not None:
+        found = [row for row in found if row["reward"] is not None]
+        found.sort(key=lambda row: row["reward"], reverse=choice == "best")
+    return found[:count]
+
+
+def titled(turns: Sequence[Mapping[str, Any]], chars: int = sys.maxsize) -> list[tuple[str, str]]:
+    """Title and text of each turn, all in about ``chars`` characters; a single one of the model is the response."""
+    fitting = shares([len(turn["text"]) for turn in turns], chars)
+    texts = [shortened(turn["text"], share) for turn, share in zip(turns, fitting, strict=True)]
+    if [turn["role"] for turn in turns] == ["model"]:
+        return [("response", texts[0])]
+    titles = [f"{turn['role']} {turn['name']}".rstrip() + ", fresh context" * turn["fresh"] for turn in turns]
+    return [
+        (f"turn {number}, {title}, {turn['tokens']} tokens", text)
+        for number, (title, text, turn) in enumerate(zip(titles, texts, turns, strict=True), 1)
+    ]
+
+
+def columns(row: ShownSample) -> dict[str, float | int | str | None]:
+    """A sample as a flat row, for tables that know numbers and text alone."""
+    flat = msgspec.to_builtins(row)
+    parts, turns = flat.pop("reward_parts"), titled(flat["turns"])
+    text = turns[0][1] if len(turns) == 1 else "\n".join(f"[{title}]\n{said}" for title, said in turns)
+    flat |= {"versions": "–".join(map(str, row.versions)), "turns": text}
+    return flat | {f"reward_{name}": value for name, value in parts.items()}
+
+
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Step and line, of each line that is a sample."""
     for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
-            yield int(json.loads(line)["step"]), line
+            row = json.loads(line)
+            if "turns" in row:  # it is one of this version
+                yield int(row["step"]), line
         except (ValueError, KeyError, TypeError):
             continue

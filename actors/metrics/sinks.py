@@ -9,17 +9,23 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import yaml
 
 from actors.metrics.groups import tag
+from actors.metrics.samples import columns
+from actors.protocol.metrics import ShownSample
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import MetricsConfig
 from transport.errors import HeadraceError
 
 Row = Mapping[str, float | int | str | None]
 """A step's columns; None: a mean of nothing, which no chart shows as a number."""
+
+
+EvalRow = Mapping[str, float | int | dict[str, float | None] | None]
+"""A line of eval.jsonl."""
 
 
 class SinkUnavailable(HeadraceError):
@@ -32,7 +38,8 @@ class Sink(Protocol):
     """It takes one row a step. It may block for file or network writes: it is called on the actor's thread."""
 
     def write(self, step: int, row: Row) -> None: ...
-    def samples(self, step: int, rows: Sequence[Row]) -> None: ...
+    def evaluation(self, row: EvalRow) -> None: ...
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None: ...
     def observe(self, process: str, gauges: Mapping[str, float]) -> None: ...  # on the loop: must not block
     def close(self) -> None: ...
 
@@ -60,7 +67,13 @@ class TensorBoardSink:
         ]
         self._writer.add_summary(self._summary(value=values), step)
 
-    def samples(self, step: int, rows: Sequence[Row]) -> None:
+    def evaluation(self, row: EvalRow) -> None:
+        """Show its figures at the number of steps that have made the version."""
+        flat = evaluation_columns(row)
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in flat.items()]
+        self._writer.add_summary(self._summary(value=values), int(flat["eval/version"]))
+
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None:
         """Leave them out: samples.jsonl has them."""
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
@@ -102,12 +115,18 @@ class WandbSink:
     def write(self, step: int, row: Row) -> None:
         self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
 
-    def samples(self, step: int, rows: Sequence[Row]) -> None:
+    def evaluation(self, row: EvalRow) -> None:
+        """Its axis is the version: steps after that may have been logged by now, and steps never go back there."""
+        self._run.define_metric("eval/*", step_metric="eval/version")
+        self._run.log(evaluation_columns(row), commit=False)
+
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None:
         """A table, with the next row that is logged; not more often than ``limits.samples_table_s``."""
         if monotonic() < self._next_table_s or not rows:
             return
         self._next_table_s = monotonic() + DEFAULT_LIMITS.samples_table_s
-        table = self._wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        flat = [columns(row) for row in rows]
+        table = self._wandb.Table(columns=list(flat[0]), data=[list(row.values()) for row in flat])
         self._run.log({"samples": table}, commit=False)
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
@@ -144,7 +163,12 @@ class PrometheusSink:
                 gauge = self._gauge(f"headrace_{name}", f"{name} of the newest step", job=self._job)
                 gauge.set(math.nan if value is None else value)  # else it would show that of an older step
 
-    def samples(self, step: int, rows: Sequence[Row]) -> None:
+    def evaluation(self, row: EvalRow) -> None:
+        for name, value in evaluation_columns(row).items():
+            text = f"{name} of the newest evaluation"
+            self._gauge(f"headrace_{name.replace('/', '_')}", text, job=self._job).set(value)
+
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None:
         """Leave them out: they are no gauges."""
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
@@ -164,6 +188,14 @@ class PrometheusSink:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=DEFAULT_LIMITS.close_timeout_s)
+
+
+def evaluation_columns(row: EvalRow) -> dict[str, float]:
+    """The numbers of a row of eval.jsonl under the names that charts show, such as ``eval/pass_at_4``."""
+    passes = cast("dict[str, float | None]", row["pass_at_k"])
+    named = {name: value for name, value in row.items() if name != "pass_at_k"}
+    named |= {f"pass_at_{k}": value for k, value in passes.items()}
+    return {f"eval/{name}": value for name, value in named.items() if isinstance(value, int | float)}
 
 
 def _indented(text: str) -> str:

@@ -7,6 +7,8 @@ scheduler ──StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded──�
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from actors.core.message import Message, message
@@ -18,6 +20,12 @@ class NeedBatch(Message):
 
     job: str
     step: int
+    start: int = -1
+    """First ordinal that is wanted; -1: steps have equal numbers of prompts, and it follows from the step."""
+    count: int = 0
+    """Number of prompts that are wanted; 0: as many as a step has. Fewer will do if ``more``."""
+    more: bool = False
+    """Whether the step has been issued, and these are further prompts of it."""
 
 
 @message("jobs.step_committed")
@@ -106,13 +114,14 @@ WorkerNews = StepPlanned | WorkerReleased | WorkerWoken | GenerationEnded
 class JobEvent(Message):
     """Something has happened to the job.
 
-    ``kind`` is ``begun``, ``step`` (fields: the row of metrics.jsonl), ``state`` (state, reason), ``checkpoint`` (step,
-    path), ``trouble`` (trouble, message, count), ``message`` (message: for people), ``waiting`` (waiting_for: what the
-    next batch waits for, empty when it has come), or ``ended``: the job is over and its record complete.
+    ``kind`` is ``begun``, ``step`` (fields: the row of metrics.jsonl), ``evaluation`` (that of eval.jsonl), ``state``
+    (state, reason), ``checkpoint`` (step, path), ``trouble`` (trouble, message, count), ``message`` (message: for
+    people), ``waiting`` (waiting_for: what the next batch waits for, empty when it has come), or ``ended``: the job is
+    over and its record complete.
     """
 
     job: str
     kind: str
-    fields: dict[str, float | int | str | None]
-    result: dict[str, float | int | str | None]
+    fields: dict[str, Any]
+    result: dict[str, Any]
     """What the run comes to with it: the object that ``run --json`` prints."""

@@ -40,13 +40,46 @@ class StepRow(Message):
     row: dict[str, float | int | str | None]
 
 
+class ShownTurn(msgspec.Struct, frozen=True):
+    """It is one turn of a sample, as text."""
+
+    role: str
+    """``model``, ``environment`` or ``tool``."""
+    text: str
+    tokens: int
+    name: str = ""
+    """Name of the tool."""
+    fresh: bool = False
+    """Whether a fresh context begins with it: of what stands before it, the model sees only what it repeats."""
+
+
+class ShownSample(msgspec.Struct, frozen=True):
+    """It is one sample of a committed step, as text: a line of samples.jsonl (``samples.py`` describes its fields)."""
+
+    step: int
+    chosen: str
+    prompt: int
+    sibling: int
+    source: str
+    row: int
+    reward: float | None
+    reward_parts: dict[str, float | None]
+    finish: str
+    tokens: int
+    versions: list[int]
+    reason: str
+    prompt_text: str
+    turns: list[ShownTurn]
+    answer: str
+
+
 @message("metrics.samples")
 class Samples(Message):
-    """The reward worker has decoded some samples of a step: lines for samples.jsonl (``samples.py``)."""
+    """The reward worker has decoded some samples of a step."""
 
     job: str
     step: int
-    rows: list[dict[str, float | int | str | None]]
+    rows: list[ShownSample]
 
 
 @message("metrics.event")

@@ -63,6 +63,8 @@ class SampleToShow(msgspec.Struct, frozen=True):
     sibling: int
     prompt_ids: np.ndarray  # int32[p]
     token_ids: np.ndarray  # int32[n]
+    versions: np.ndarray  # int32[n]
+    """Weight version of each token; below 0 it is the environment's (``actors/environments/turns.py``)."""
     finish: int
     reward: float | None
     reason: str
@@ -91,6 +93,8 @@ class ReadPrompts(Message):
     job: str
     start: int
     count: int
+    evaluation: bool = False
+    """Whether it reads the prompts of the evaluation, which has ordinals of its own."""
 
 
 class SourcedPrompt(msgspec.Struct, frozen=True):
@@ -120,3 +124,5 @@ class PromptsRead(Message):
     """The first one of each reason, and what is wrong with it."""
     replaced: bool = False
     """Whether the run's earlier prompts came from other data at the same place."""
+    overlap: int = 0
+    """Prompts of the evaluation that are prompts of the training data, too."""

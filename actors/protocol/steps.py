@@ -59,6 +59,8 @@ class Committed(Message):
     """Whether no further step will be issued: finish, take a checkpoint, and say so."""
     checkpoint: bool
     """Whether to take a checkpoint now."""
+    spared: tuple[int, ...] = ()
+    """Steps of older checkpoints that stay though newer ones are kept: the best one, and those being evaluated."""
 
 
 @message("scheduler.checkpoint_taken")

@@ -33,6 +33,9 @@ class Manifest(msgspec.Struct, frozen=True):
     chunk_bytes: int
     chunk_hashes: tuple[bytes, ...]
     tensors: tuple[TensorEntry, ...]
+    adapter_of: str = ""
+    """Identity of the model beside which the version is an adapter (``actors/host/adapter.py``); empty: it is a whole
+    model."""
 
 
 @message("weights.publish")
@@ -147,3 +150,5 @@ class VersionAvailable(Message):
     job: str
     policy_version: int
     weights: ActorAddress
+    oldest: int = 0
+    """Oldest version that can be pulled from there, too."""

@@ -4,13 +4,16 @@
     model ─▶ one logit ────────────────────┴▶ trained ─▶ OUT.partial ── renamed, once whole ──▶ OUT
 
 Invariants
-- A directory of that name is whole: a training that is killed leaves ``OUT.partial``, which the next one removes.
+- A directory of that name is whole: a training that is killed leaves ``OUT.partial``, which the next one empties.
+- One training at a time writes ``OUT.partial``: it holds a lock in it, which ends with its process.
 - What came of it stands beside the weights, in ``reward_training.json``.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import statistics
 from collections.abc import Callable, Sequence
@@ -29,6 +32,7 @@ from actors.reward_training.preferences import Pair
 from actors.reward_training.training import Encoded, Progress, RewardTrainer, encode, share_ranked_right
 from configs.reward_training import RECORD, RewardTraining
 
+_LOCK = "training.lock"
 _ONE_THREAD_HIDDEN = 192
 """Up to this hidden size one thread is as fast as several: they would wait for each other longer than they compute."""
 
@@ -63,9 +67,8 @@ def train_reward_model(
     transformers.logging.set_verbosity_error()  # it would warn of the head that is to be trained
     transformers.logging.disable_progress_bar()
     partial = order.out.with_name(f"{order.out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    lock = _take(partial, order.out)  # before hours of training
     try:
-        partial.mkdir(parents=True)  # before hours of training
         backbone = load_backbone(
             order.model, seed=order.seed, device=order.device, max_tokens=order.max_tokens, named=named
         )
@@ -94,6 +97,7 @@ def train_reward_model(
         backbone.model.save_pretrained(partial)
         backbone.tokenizer.save_pretrained(partial)
         (partial / RECORD).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        (partial / _LOCK).unlink()
         if order.out.is_dir():
             order.out.rmdir()  # an empty one may be there
         partial.rename(order.out)
@@ -108,7 +112,37 @@ def train_reward_model(
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
     return result | {"path": str(order.out)}
+
+
+def _take(partial: Path, out: Path) -> int:
+    """Make ``partial`` this training's, and empty; returns the lock, to be closed once nothing of it is there.
+
+    Raises:
+        CannotTrain: another training writes it.
+    """
+    partial.mkdir(parents=True, exist_ok=True)
+    lock = -1
+    try:
+        lock = os.open(partial / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), (partial / _LOCK).stat()):
+            raise BlockingIOError  # its owner has removed it just now
+    except (BlockingIOError, FileNotFoundError) as error:
+        if lock >= 0:
+            os.close(lock)
+        raise CannotTrain(
+            f"{out}: another training is writing it ({partial}); wait for its end, or name another directory"
+        ) from error
+    except OSError:
+        if lock < 0:
+            raise
+        # a file system without locks: nobody is kept out
+    for left in partial.iterdir():
+        if left.name != _LOCK:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return lock
 
 
 def _split(

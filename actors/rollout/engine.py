@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from actors.host.adapter import AdapterSpec
 from actors.protocol.work import EngineStats, SamplingParams
 from configs.limits import DEFAULT_LIMITS
 
@@ -46,6 +47,8 @@ class EngineSpec:
     seed: int = 0
     prefix_cache_bytes: int = DEFAULT_LIMITS.prefix_cache_bytes
     """Memory for beginnings of prompts, of engines that do not measure their own."""
+    adapter: AdapterSpec | None = None
+    """Set: a version is such an adapter of the model in ``model_path``, which stays loaded as it is."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Passed through to the engine kind; each documents its own."""
 

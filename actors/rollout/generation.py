@@ -30,7 +30,7 @@ from actors.protocol.failures import FailureKind
 from actors.protocol.metrics import Span
 from actors.protocol.work import EngineStats
 from actors.rollout.engine import GenerationRequest, RolloutEngine, StepOutput
-from actors.rollout.errors import RequestRefused
+from actors.rollout.errors import RequestRefused, WeightsMismatch
 from actors.rollout.puller import VersionPuller
 from actors.rollout.reports import Reports
 from actors.rollout.spans import ActivityLog
@@ -55,12 +55,16 @@ class Generation:
         engine: RolloutEngine,
         reports: Reports,
         on_spans: Callable[[list[Span]], None],
+        *,
+        base: str = "",
     ) -> None:
+        """``base``: identity of the model beside which a version is an adapter; empty: versions are whole models."""
         self._ctx = ctx
         self._job = job
         self._engine = engine
         self._reports = reports
         self._on_spans = on_spans
+        self._base = base
         self._puller = VersionPuller(
             ctx, job.name, self._version_ready, send_bytes_per_s=job.weights.send_bytes_per_s,
             on_trouble=lambda text: reports.trouble("weights_not_pulled", text),
@@ -80,8 +84,8 @@ class Generation:
         """Totals of an engine that has served another job before."""
         self._tokens_told = self._before.tokens_total
         """Tokens of the engine that are in spans."""
-        self.policy_version = -1
-        """Version of what is loaded, -1 for nothing."""
+        self.policy_version = 0 if job.only_evaluates else -1
+        """Version of what is loaded, -1 for nothing: what the engine starts with counts where nobody publishes any."""
 
     # ------------------------------------------------------------ commands
 
@@ -257,8 +261,17 @@ class Generation:
         self._interrupt()
 
     async def _load(self, pulled: PulledWeights) -> None:
-        """Swap to ``pulled`` between two steps."""
+        """Swap to ``pulled`` between two steps.
+
+        Raises:
+            WeightsMismatch: it is an adapter of another model than the one here.
+        """
         self._say_made()
+        if pulled.adapter_of != self._base:
+            raise WeightsMismatch(
+                f"version {pulled.policy_version} is {_in_words(pulled.adapter_of)}, and this worker serves "
+                f"{_in_words(self._base)}: model.path must hold the same files on every machine"
+            )
         in_flight, began_s = self._job.rollout.in_flight, self._ctx.now()
         async with asyncio.timeout(self._ctx.limits.pull_timeout_s):
             await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)
@@ -267,3 +280,7 @@ class Generation:
         pulled.close()
         self._add_ahead()
         self._reports.version_loaded(pulled, self._ctx.now() - began_s)
+
+
+def _in_words(base: str) -> str:
+    return f"an adapter of the model with xxh3 {base}" if base else "a whole model"

@@ -26,6 +26,7 @@ from actors.core.registered import RegisteredActor
 from actors.core.tenure import RenewLease
 from actors.core.terms import TermGuard
 from actors.core.watch import Down
+from actors.host.adapter import base_identity
 from actors.host.host_memory import keep_freed_memory
 from actors.protocol.failures import FailureKind
 from actors.protocol.metrics import Event, Span, Spans
@@ -84,10 +85,12 @@ class RolloutWorker(RegisteredActor):
         self.obey(self._args.scheduler)
         scheduler = self.ctx.ref(self.hub.address)
         spec = engine_spec(self._job, self._args.model_path)
-        kept = await kept_engine.take(self._engine.kind, spec)
+        as_started = self._job.only_evaluates  # an engine that has served others has their weights
+        kept = None if as_started else await kept_engine.take(self._engine.kind, spec)
         self._engine = kept or self._engine
         self._reports = Reports(self._job.name, self._args.name, self._terms, scheduler, self.ctx.limits, self.ctx.now)
-        self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans)
+        base = await self.ctx.run_blocking(base_identity, spec.model_path) if spec.adapter else ""
+        self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans, base=base)
         self.ctx.start_task(self._pull_ahead(), "pull ahead")
         began_s = self.ctx.now()
         if kept is None:

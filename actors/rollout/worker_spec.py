@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from actors.host.adapter import adapter_spec
 from actors.rollout.engine import EngineSpec
 from configs.model_files import context_tokens_max
 from configs.schema import JobConfig
@@ -22,9 +23,10 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
         dtype=job.model.dtype,
         device=rollout.device,
         max_running=rollout.max_running,
-        max_context_tokens=context_tokens_max(job, Path(model_path)),
+        max_context_tokens=max(context_tokens_max(j, Path(model_path)) for j in (job, job.evaluation)),
         threads=rollout.threads or _threads(job),
         seed=job.seed,
+        adapter=adapter_spec(job.model.adapter),
         prefix_cache_bytes=job.limits.prefix_cache_bytes,
         options=rollout.engine_options,
     )

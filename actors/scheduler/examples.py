@@ -55,12 +55,14 @@ class Examples:
 def _sample(batch: StepBatch, row: int, chosen: str) -> SampleToShow:
     index, sibling = divmod(row, batch.group_size)
     reward = float(batch.reward[row])
+    response = batch.ragged(np.array([row], np.int32))
     return SampleToShow(
         chosen=chosen,
         prompt=int(batch.prompts[index]),
         sibling=sibling,
         prompt_ids=batch.prompt_ids[index],
-        token_ids=batch.ragged(np.array([row], np.int32)).tokens,
+        token_ids=response.tokens,
+        versions=response.versions,
         finish=int(batch.finish[row]),
         reward=None if math.isnan(reward) else reward,
         parts=[] if math.isnan(reward) else batch.reward_parts[row].tolist(),

@@ -24,6 +24,7 @@ from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.whole_steps import complete_groups
 from actors.protocol.groups import EarlySamples, GrantGroups
 from actors.protocol.steps import StepGranted
+from actors.scheduler.filtering import SpreadFilter
 from transport.address import ActorAddress
 from transport.transport import SendOutcome
 
@@ -35,8 +36,9 @@ MESSAGE_TOKENS = 1 << 18
 class Grants:
     """It sends the trainer the groups of the one step that it consumes now."""
 
-    def __init__(self, scope: JobScope, fleet: Fleet) -> None:
+    def __init__(self, scope: JobScope, fleet: Fleet, spread: SpreadFilter | None = None) -> None:
         self._scope = scope
+        self._filter = spread
         self._journaled = scope.journaled
         self._fleet = fleet
         self.trainer: ActorAddress | None = None
@@ -77,6 +79,8 @@ class Grants:
         """Send what can be sent."""
         batch = self._journaled.ledger.batches.get(self.step)
         if self.trainer is None or batch is None or self.all_sent or self._fleet.holds(batch):
+            return
+        if self._filter is not None and not self._filter.decides(batch):
             return
         if not len(self._sent):
             if not self._fleet.versions.may_begin(batch):

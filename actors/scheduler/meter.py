@@ -12,6 +12,7 @@ from actors.ledger.ledger import Ledger
 from actors.policies.distinct_prefixes import distinct_tokens
 from actors.policies.job_profile import slowdown, step_alone_s
 from actors.protocol.tokens import FinishReason
+from actors.scheduler.filtering import FILTERED, filtered_columns
 from configs.data_mix import Mix
 from configs.schema import JobConfig
 
@@ -35,6 +36,7 @@ class StepMeter:
         self._measuring = False
         self._rewards = job.reward.names if job is not None else []
         self._sources = [source.name for source in job.data.mix] if job is not None else []
+        self._filtered = job is not None and job.algorithm.filter == "spread"
         self._mix = Mix.of(job.data, job.seed) if job is not None and job.data.mix else None
 
     def begin(self, now: float) -> None:
@@ -84,6 +86,9 @@ class StepMeter:
             "prompts_lost": counters.prompts_lost,
             "samples_trained_twice": counters.samples_trained_twice,
         }
+        if self._filtered:
+            row |= filtered_columns(batch)
+            row["samples_dropped"] -= sum(reason in FILTERED for reason in batch.drop_reasons.values())
         row |= prefills | {"distinct_prefix_tokens": distinct_tokens(batch.prompt_ids)}
         row |= self._workers.loads.take() | self._parts(batch, rows) | self._of_sources(batch, rows)
         self._since_s, self._measuring = now, True

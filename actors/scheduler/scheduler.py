@@ -56,6 +56,7 @@ from actors.protocol.batches import (
     RequestCheckpoint,
     SetPaused,
 )
+from actors.protocol.evaluations import GiveUpEvaluation, is_evaluation
 from actors.protocol.failures import Acknowledged
 from actors.protocol.job_news import Trouble
 from actors.protocol.lengths import LengthScores
@@ -75,6 +76,7 @@ from actors.protocol.workers import (
 )
 from actors.scheduler.episode_rows import EpisodeRows
 from actors.scheduler.episodes import Episodes
+from actors.scheduler.filtering import SpreadFilter
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.progress import ProgressReport
@@ -145,10 +147,11 @@ class Scheduler(Actor):
         self._meter = StepMeter(self._ledger, self._workers, ctx.now(), self._job)
         self._scoring = Scoring(scope, self._on_settled)
         self._fleet = fleet = Fleet(scope, self._scoring.finished, self._on_settled)
-        self._grants = Grants(scope, fleet)
+        spread = SpreadFilter(scope) if job.algorithm.filter == "spread" else None
+        self._grants = Grants(scope, fleet, spread)
         rows = EpisodeRows(scope, fleet)
         self._turns, self._episodes = Turns(scope, rows), Episodes(scope, fleet, rows, self._on_settled)
-        self._steps = Steps(scope, fleet, self._grants, self._meter, self._episodes.committed)
+        self._steps = Steps(scope, fleet, self._grants, self._meter, self._episodes.committed, spread)
         self._registry = Services(scope, fleet, self._scoring, self._grants, self._steps)
         self._progress = ProgressReport(scope, fleet, self._grants, self._steps)
         self.begun = True
@@ -189,7 +192,9 @@ class Scheduler(Actor):
 
     def _on_settled(self, step: int) -> None:
         self._episodes.dropped(step)
-        if step == self._grants.step:
+        if is_evaluation(step):
+            self._steps.evaluations.settled(step)
+        elif step == self._grants.step:
             self.lease()
 
     # ------------------------------------------------------------ job
@@ -197,8 +202,9 @@ class Scheduler(Actor):
     @handles(IssueBatch)
     async def issue_batch(self, batch: IssueBatch) -> BatchIssued:
         if self._steps.issue(batch):
-            self._fleet.issued(batch)
-            self._fleet.ask_ranker([self._ledger.batches[batch.step]])
+            if not is_evaluation(batch.step):
+                self._fleet.issued(batch)
+                self._fleet.ask_ranker([self._ledger.batches[batch.step]])
             self.assign()
             self.lease()
             self.need_batch()
@@ -207,6 +213,12 @@ class Scheduler(Actor):
     @handles(DataEnded)
     async def data_ended(self, news: DataEnded) -> Acknowledged:
         self._steps.data_ended(news.step, news.failed)
+        self.lease()
+        return Acknowledged()
+
+    @handles(GiveUpEvaluation)
+    async def give_up_evaluation(self, news: GiveUpEvaluation) -> Acknowledged:
+        self._steps.evaluations.give_up(news.version, news.why)
         return Acknowledged()
 
     @handles(SetPaused)
@@ -306,6 +318,7 @@ class Scheduler(Actor):
     @handles(VersionAvailable)
     async def version_available(self, news: VersionAvailable) -> None:
         self._fleet.versions.offer(news)
+        self._steps.evaluations.look()
 
     @handles(LengthScores)
     async def length_scores(self, news: LengthScores) -> None:

@@ -23,6 +23,7 @@ from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.journaled_ledger import JournaledLedger
+from actors.protocol.evaluations import is_evaluation, name_of_batch
 from actors.protocol.failures import FailureKind
 from actors.protocol.rewards import PromptResponses, Response, Score, Scored, Verdict
 from transport.address import ActorAddress
@@ -43,7 +44,8 @@ class Scoring:
         self.requests = 0
         self._asked = 0
         """Samples whose verdicts are being waited for."""
-        fit = scope.limits.message_max_bytes // (8 * scope.job.rollout.max_tokens)  # 4 bytes a token, and the rest
+        longest = max(scope.job.rollout.max_tokens, scope.job.evaluation.rollout.max_tokens)
+        fit = scope.limits.message_max_bytes // (8 * longest)  # 4 bytes a token, and the rest
         self._samples_max = max(1, min(scope.limits.score_batch_samples, fit))
         self._lingering = False
         self._scope = scope
@@ -78,7 +80,11 @@ class Scoring:
 
     def _more_to_come(self) -> bool:
         """Whether the oldest step that waits for verdicts still has samples that are being generated."""
-        return bool(self._pending) and self._journaled.ledger.batches[min(self._pending)].generating
+        return bool(self._pending) and self._journaled.ledger.batches[self._first()].generating
+
+    def _first(self) -> int:
+        """The oldest step that waits for verdicts; an evaluation only if no step does."""
+        return min(self._pending, key=lambda step: (is_evaluation(step), step))
 
     async def _linger(self) -> None:
         await self._ctx.sleep(self._limits.score_linger_s)
@@ -91,16 +97,16 @@ class Scoring:
         self.pump()
 
     def pump(self) -> None:
-        """Ask as much as may be asked, oldest step first."""
+        """Ask as much as may be asked, oldest step first, evaluations last."""
         limits = self._limits
         while self.rewards is not None and self._pending and self.requests < limits.score_requests:
-            step = min(self._pending)
+            step = self._first()
             rows = self._pending.pop(step)
             if len(rows) > self._samples_max:
                 self._pending[step] = rows[self._samples_max :]
                 rows = rows[: self._samples_max]
             self.requests += 1
-            self._ctx.start_task(self._ask(step, rows, self.rewards), f"score step {step}")
+            self._ctx.start_task(self._ask(step, rows, self.rewards), f"score {name_of_batch(step)}")
 
     async def _ask(self, step: int, rows: np.ndarray, rewards: ActorAddress) -> None:
         batch = self._journaled.ledger.batches[step]

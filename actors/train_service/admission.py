@@ -72,7 +72,11 @@ class Admission:
         replicas = replicas_of(spec.model_path, backend=config.backend, device=device, threads=threads)
         models = [spec.model_path, *([] if spec.critic is None else [spec.critic.model_path])]
         what = " with the critic ".join(map(str, models))
-        needed = sum(state_bytes(path, dtype=spec.dtype, replicas=replicas) for path in models)
+        adapters = spec.adapter, None  # a critic has none
+        needed = sum(
+            state_bytes(path, dtype=spec.dtype, replicas=replicas, adapter=adapter)
+            for path, adapter in zip(models, adapters, strict=False)
+        )
         if needed > config.memory_bytes:
             raise ServiceRefuses(
                 f"job {job}: model.path {what} needs {in_words(needed)} for weights, optimizer and "

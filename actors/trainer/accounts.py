@@ -21,7 +21,7 @@ class StepAccounts:
         self.micro_batches = 0
         self.tokens = 0
         self._loss_sum = 0.0
-        """Of the update that is under way."""
+        """Sum in the update that is under way."""
         self._losses: list[float] = []
         """Mean losses of the updates in the first pass."""
         self.clipped = self.cut = self.kl = self.entropy = self.mismatch = 0.0

@@ -11,6 +11,9 @@ Invariants (asserted for every kind by ``tests/contracts/test_train_backend_cont
 
 With a critic (``BackendSpec.critic``) a backend trains two models: ``accumulate`` adds gradients of both, of the same
 micro-batch, ``step`` updates both or neither, ``save`` and ``load`` hold both. What is exported is the policy.
+
+With an adapter (``BackendSpec.adapter``) that is all a backend trains of the policy, and all that ``export_segment``,
+``save`` and ``export_checkpoint`` hold: the last writes a PEFT directory.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from actors.host.adapter import AdapterSpec
 from actors.protocol.training import LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
 from actors.protocol.weights import Manifest
 from actors.trainer.learning_rate import learning_rate
@@ -72,6 +76,8 @@ class BackendSpec:
     needs_reference: bool = False
     gradient_checkpointing: bool = False
     critic: CriticSpec | None = None
+    adapter: AdapterSpec | None = None
+    """Adapter that is trained in place of the model; the model is then the reference as well."""
     parkable: bool = False
     """Whether the state will be parked (``parking.py``): on CUDA, tensors then keep their addresses while it is."""
 

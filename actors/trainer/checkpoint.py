@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import msgspec
@@ -59,7 +59,12 @@ def stored(run_dir: Path) -> list[Path]:
     """All checkpoints of a run, oldest first. Unfinished ones have other names and are not among them."""
     directory = checkpoints_directory(run_dir)
     found = [path for path in directory.glob("step_*") if _NAME.fullmatch(path.name)] if directory.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The step that the checkpoint at ``path`` is of."""
+    return int(path.name.removeprefix("step_"))
 
 
 def newest(run_dir: Path) -> Path | None:
@@ -125,9 +130,9 @@ def read(path: Path, *, hashes: bool = True) -> CheckpointState:
     return state
 
 
-def prune(run_dir: Path, keep: int) -> list[Path]:
-    """Remove all but the newest ``keep`` checkpoints; returns what was removed."""
-    removed = stored(run_dir)[: -max(1, keep)]
+def prune(run_dir: Path, keep: int, spared: Container[int] = ()) -> list[Path]:
+    """Remove all but the newest ``keep`` checkpoints and those of the steps ``spared``; returns what was removed."""
+    removed = [path for path in stored(run_dir)[: -max(1, keep)] if step_of(path) not in spared]
     for path in removed:
         _hide(path)
     for hidden in checkpoints_directory(run_dir).glob(".step_*.removed"):  # of a crash as well

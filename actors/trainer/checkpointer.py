@@ -89,8 +89,11 @@ class Checkpointer:
             )
         return state
 
-    async def write(self, step: int, *, final: bool) -> None:
-        """Write the present weights, which are those of ``step``; they are stored beside the next step."""
+    async def write(self, step: int, *, final: bool, spared: tuple[int, ...] | None = None) -> None:
+        """Write the present weights, which are those of ``step``; they are stored beside the next step.
+
+        ``spared``: steps of older checkpoints that are not removed then; None: that is not known, so none is.
+        """
         await self.settle()
         with self._spans.span("checkpoint", step=step, version=step):
             partial = await self._ctx.run_blocking(checkpoint.begin, self._run_dir, step)
@@ -98,7 +101,7 @@ class Checkpointer:
                 await self._ctx.run_blocking(require_room, partial, needed_bytes, f"the checkpoint of step {step}")
                 await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)
                 await self._export(partial, step)
-        self._storing = self._ctx.start_task(self._store(partial, step, final=final), f"store checkpoint {step}")
+        self._storing = self._ctx.start_task(self._store(partial, step, final, spared), f"store checkpoint {step}")
 
     async def _export(self, partial: Path, step: int) -> None:
         """Write the model for others. If its library refuses, the checkpoint goes without it: training needs none."""
@@ -125,11 +128,12 @@ class Checkpointer:
             await self._ctx.run_blocking(checkpoint.abandon, partial)
             raise
 
-    async def _store(self, partial: Path, step: int, *, final: bool) -> None:
+    async def _store(self, partial: Path, step: int, final: bool, spared: tuple[int, ...] | None) -> None:
         state = checkpoint.CheckpointState(job=self._job.name, step=step)
         async with self._writing(partial, step):
             path = await self._ctx.run_blocking(checkpoint.commit, partial, state)
-        await self._ctx.run_blocking(checkpoint.prune, self._run_dir, self._job.checkpoint.keep)
+        if spared is not None or not self._job.checkpoint.keep_best:
+            await self._ctx.run_blocking(checkpoint.prune, self._run_dir, self._job.checkpoint.keep, spared or ())
         await self._ask(CheckpointTaken(job=self._job.name, step=step, path=str(path), final=final), Acknowledged)
 
     async def settle(self) -> None:

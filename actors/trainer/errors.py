@@ -6,6 +6,7 @@ HeadraceError
     ├── BadMicroBatch        our bug: arrays whose shapes do not fit together; do not retry
     ├── ModelNotLoadable     configuration: the model directory cannot be read; do not retry
     ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
+    ├── CannotMerge          an adapter or its model is not there, altered, or of another kind; name others
     ├── CheckpointAstray     checkpoints and journal are of different times; put one back, do not retry
     ├── GrantChanged         a restarted scheduler grants other tokens than were trained; start from a checkpoint
     ├── EngineDisagrees      the engine samples another policy than is trained; another engine may not, do not retry
@@ -48,6 +49,12 @@ class ModelNotLoadable(TrainerError):
 
 class CheckpointCorrupt(TrainerError):
     """A checkpoint that is not whole. The message names the file; retrying cannot help, another checkpoint can."""
+
+    permanent = True
+
+
+class CannotMerge(TrainerError):
+    """No whole model can be made of an adapter. The message says what is missing; retrying cannot help."""
 
     permanent = True
 

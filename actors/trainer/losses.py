@@ -101,7 +101,7 @@ def truncated_ratio(log_ratio: Tensor, cap: float) -> Tensor:
 
 
 def over_sequences(column: Tensor, where: Tensor, *, mean: bool) -> Tensor:
-    """Of each of the n tokens, the sum or the mean of ``column`` over its sequence's tokens.
+    """For each of the n tokens, the sum or the mean of ``column`` over its sequence's tokens.
 
     By a table, in which each sequence is added up in one order; scattered additions have none.
     """

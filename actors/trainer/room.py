@@ -27,8 +27,10 @@ def require_room_for_run(job: JobConfig, run_dir: Path, sizes: StoredBytes) -> N
         NoSpaceLeft: it cannot; names what is missing and which keys of the job file would need less.
     """
     every = job.checkpoint.every
-    taken = 1 + (job.steps // every if every else 0)
-    kept = min(job.checkpoint.keep + 1, taken)  # the newest is whole before the oldest goes
+    best = job.eval if job.checkpoint.keep_best else None
+    taken = 1 + (job.steps // every if every else 0) + (job.steps // best.every if best is not None else 0)
+    beside = 3 if best is not None else 1  # the newest is whole before the oldest goes; the best, one being evaluated
+    kept = min(job.checkpoint.keep + beside, taken)
     missing = max(1, kept - len(checkpoint.stored(run_dir)))
     require_room(
         checkpoint.checkpoints_directory(run_dir),

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from actors.host.adapter import adapter_spec
 from actors.host.host_memory import keep_freed_memory
 from actors.host.thread_pool import let_waiting_threads_rest
 from actors.roles import RoleArgs
@@ -68,6 +69,7 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
         needs_reference=job.algorithm.kl_coefficient > 0,
         gradient_checkpointing=trainer.gradient_checkpointing,
         critic=critic_spec(args, job),
+        adapter=adapter_spec(job.model.adapter),
     )
 
 

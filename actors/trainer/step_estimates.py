@@ -88,7 +88,7 @@ class StepEstimates:
 
 
 def _of_model(sample: TrainSample, column: np.ndarray) -> np.ndarray:
-    """Of a column of the response's tokens, the entries of the model's."""
+    """Entries that belong to tokens of the model, in a column of the response's tokens."""
     return column if sample.mask is None else column[sample.mask]
 
 

@@ -28,8 +28,6 @@ never change under an export. Replayed steps are trained like any other: the sam
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -44,28 +42,26 @@ from actors.core.registered import RegisteredActor
 from actors.core.tenure import RenewLease
 from actors.core.watch import Down
 from actors.protocol.failures import Acknowledged
-from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
+from actors.protocol.groups import EarlySamples, GrantGroups
 from actors.protocol.job_news import Trouble
 from actors.protocol.services import RegisterService, ServiceChanged
 from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
-from actors.trainer.accounts import StepAccounts, consumed, shape_of
+from actors.trainer.accounts import StepAccounts, consumed
 from actors.trainer.agreement import EngineAgreement
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.backends.service_backend import ServiceBackend
-from actors.trainer.batching import Inbox, TrainSample, cut, group_samples, split, tokens_of
+from actors.trainer.batching import Inbox, split, tokens_of
 from actors.trainer.bounded import BoundedBackend
 from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointAstray, GrantChanged, TrainingDiverged
-from actors.trainer.old_logprobs import with_old_logprobs
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.room import require_room_for_run
-from actors.trainer.rules import LearningRule
 from actors.trainer.setup import backend_of, backend_spec, loss_spec
 from actors.trainer.spans import SpanRecorder
-from actors.trainer.step_estimates import StepEstimates
+from actors.trainer.updates import StepUpdates
 
 M = TypeVar("M", bound=Message)
 
@@ -83,23 +79,18 @@ class Trainer(RegisteredActor):
         self._service = self._backend if isinstance(self._backend, ServiceBackend) else None
         """The same backend, if a training service computes; None: this process does, and waits for nobody."""
         self._algorithm = self._job.algorithm
-        self._rule = LearningRule(self._algorithm, self._job.rollout.max_tokens)
         self._loss = loss_spec(self._job)
         self._agreement = EngineAgreement(self._job, self._backend.kind)
         self._run_dir = Path(args.run_dir)
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
         self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.micro_batch_tokens)
-        self._estimates: StepEstimates | None = None
-        """None: the job's rule whitens nothing."""
         self._weights_moved = False
         self._skipped_in_a_row = 0
         self._step_began_s = 0.0
         self._tokens_before = 0
         self.step = self._resumed_step = 0
         self.ignored_grants = 0
-        self._held: list[TrainSample] = []
-        """Samples of this step, where it has several updates."""
 
     async def on_start(self) -> None:
         ctx, args = self.ctx, self._args
@@ -109,8 +100,7 @@ class Trainer(RegisteredActor):
         )
         if self._service is None:
             self._backend = BoundedBackend(self._backend, ctx.limits)
-        if self._algorithm.whitens:
-            self._estimates = StepEstimates(self._job, self._backend)
+        self._updates = StepUpdates(self._job, self._backend, self._reference, self._agreement, self._spans)
         self._publisher = Publisher(
             ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
         )
@@ -209,13 +199,13 @@ class Trainer(RegisteredActor):
         while not inbox.exhausted:
             windows = inbox.ready()
             for window in windows:
-                await self._accumulate(window, accounts)
+                await self._updates.accumulate(window, accounts, step=self.step)
             if not windows and not inbox.exhausted and not await self._score_early(inbox):
                 await self._wait(inbox, accounts)
         if inbox.never:
             await self._checkpointer.write(self.step, final=True)
             return True
-        result = await self._update(inbox, accounts)
+        result = await self._updates.update(inbox.groups, accounts, step=self.step)
         self._check_finite(result)
         self.step += 1
         self._tokens_before = tokens_of(inbox.groups.values())
@@ -227,7 +217,7 @@ class Trainer(RegisteredActor):
         if self._service is not None:
             self._service.committed(self.step)
         if committed.checkpoint or committed.stop:
-            await self._checkpointer.write(self.step, final=committed.stop)
+            await self._checkpointer.write(self.step, final=committed.stop, spared=committed.spared)
         self._spans.flush()
         return committed.stop
 
@@ -235,6 +225,8 @@ class Trainer(RegisteredActor):
         job, step = self._job, self.step
         per_step = job.algorithm.prompts_per_step
         expected = range(step * per_step, (step + 1) * per_step)
+        if job.algorithm.filter == "spread":  # which prompts it has is known once it is granted
+            expected = range(0)
         self._reference.begin(step)
         self._inbox = Inbox(step=step, expected=expected, plan=consumption(job, self._tokens_before))
         if not self.is_registered:
@@ -305,69 +297,6 @@ class Trainer(RegisteredActor):
 
     # ------------------------------------------------------------ training
 
-    async def _accumulate(self, window: list[GroupGrant], accounts: StepAccounts) -> None:
-        """Add a window to the gradient sums; in a step of several updates, make it ready for them."""
-        bound = self._job.staleness
-        samples = [s for group in window for s in group_samples(group, self._rule, max_staleness=bound)]
-        with self._spans.span("train", step=self.step, version=self.step, samples=len(samples)):
-            samples = await self._prepared(samples)
-            if self._algorithm.updates > 1:
-                self._held += samples
-                return
-            for batch in self._cut(samples):
-                stats = await self._backend.accumulate(batch, self._loss)
-                self._agreement.look(batch, stats, step=self.step)
-                accounts.add(stats)
-
-    async def _prepared(self, samples: list[TrainSample]) -> list[TrainSample]:
-        """With all that is asked of the weights before the step."""
-        algorithm = self._algorithm
-        with_kl = algorithm.kl_coefficient > 0
-        if with_kl:
-            samples = await self._reference.scored(samples)
-        if algorithm.updates > 1 or (with_kl and algorithm.kl_in_rewards):
-            budget = self._job.trainer.micro_batch_tokens
-            samples = await with_old_logprobs(samples, self._score_policy, budget_tokens=budget)
-        if self._estimates is not None:
-            samples = await self._estimates.estimated(samples)
-        if algorithm.updates == 1:  # the one update computes them itself
-            samples = [dataclasses.replace(sample, old_logprobs=None) for sample in samples]
-        return samples
-
-    def _cut(self, samples: Iterable[TrainSample]) -> list[MicroBatch]:
-        algorithm = self._algorithm
-        keep_zero = algorithm.kl_coefficient > 0 or algorithm.entropy_coefficient > 0 or algorithm.loss is not None
-        keep_zero = keep_zero or self._estimates is not None
-        return cut(samples, budget_tokens=self._job.trainer.micro_batch_tokens, keep_zero=keep_zero)
-
-    async def _update(self, inbox: Inbox, accounts: StepAccounts) -> StepResult:
-        """Step, once or for each minibatch of each epoch. Minibatches are runs of prompts, whatever came first."""
-        algorithm, groups, limit = self._algorithm, inbox.groups, self._job.rollout.max_tokens
-        if algorithm.updates == 1:
-            return await self._step(self._rule.normaliser(shape_of(groups.values(), limit)), accounts)
-        held, self._held = self._held, []
-        parts = [set(part.tolist()) for part in np.array_split(np.array(sorted(groups)), algorithm.minibatches)]
-        batches = [self._cut(sample for sample in held if sample.prompt in part) for part in parts]
-        weights = [self._rule.normaliser(shape_of((groups[prompt] for prompt in part), limit)) for part in parts]
-        results: list[StepResult] = []
-        for epoch in range(algorithm.epochs):
-            for minibatch, weight in zip(batches, weights, strict=True):
-                rows = sum(len(batch.lengths) for batch in minibatch)
-                with self._spans.span("train", step=self.step, version=self.step, samples=rows):
-                    for batch in minibatch:
-                        stats = await self._backend.accumulate(batch, self._loss)
-                        if not results:
-                            self._agreement.look(batch, stats, step=self.step)
-                        accounts.add(stats, again=epoch > 0)
-                results.append(await self._step(weight, accounts, again=epoch > 0))
-        return dataclasses.replace(results[-1], skipped=any(result.skipped for result in results))
-
-    async def _step(self, weight: float, accounts: StepAccounts, *, again: bool = False) -> StepResult:
-        result = await self._backend.step(weight=weight)
-        if not again:
-            accounts.updated(weight)
-        return result
-
     async def _score_early(self, inbox: Inbox) -> bool:
         """One micro-batch's reference log-probabilities, rather than wait. False: there is nothing to score."""
         if not self._reference.has_waiting:
@@ -378,9 +307,6 @@ class Trainer(RegisteredActor):
 
     async def _score_reference(self, batch: MicroBatch) -> np.ndarray:
         return await self._backend.score(batch, temperature=self._loss.temperature, reference=True)
-
-    async def _score_policy(self, batch: MicroBatch) -> np.ndarray:
-        return await self._backend.score(batch, temperature=self._loss.temperature, reference=False)
 
     def _check_finite(self, result: StepResult) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
@@ -401,8 +327,7 @@ class Trainer(RegisteredActor):
         metrics["tokens_scored_early"] = float(self._reference.scored_early_tokens)
         if self._algorithm.has_critic:
             metrics |= accounts.critic_metrics(result)
-        if self._estimates is not None:
-            metrics |= self._estimates.taken_metrics()
+        metrics |= self._updates.taken_metrics()
         if not self._algorithm.compares_siblings:  # equal rewards teach, too
             metrics["degenerate_fraction"] = 0.0
         if self._service is not None:

@@ -59,6 +59,8 @@ class PulledWeights:
     mapped: bool
     wire_bytes: int = 0
     """What came over the network for it: nothing if it was mapped, little if as deltas."""
+    adapter_of: str = ""
+    """Identity of the model beside which it is an adapter; empty: it is a whole model."""
 
     def close(self) -> None:
         """Let go of the views; the memory goes with the last of them."""
@@ -124,6 +126,7 @@ class WeightClient:
             seconds=self._ctx.now() - started_s,
             mapped=mapped,
             wire_bytes=holding.wire_bytes,
+            adapter_of=manifest.adapter_of,
         )
 
     async def _locate(

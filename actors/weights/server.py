@@ -156,7 +156,9 @@ class WeightServer(RegisteredActor):
         mapped.entered = True
 
     def _announce(self) -> None:
-        available = VersionAvailable(job=self._job, policy_version=self.newest, weights=self.ctx.self_address)
+        available = VersionAvailable(
+            job=self._job, policy_version=self.newest, weights=self.ctx.self_address, oldest=min(self._held)
+        )
         self.ctx.ref(self.hub.address).tell(available)
 
     @handles(QueryVersions)

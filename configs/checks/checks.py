@@ -11,9 +11,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from configs.checks.adapter_checks import check_adapter
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
 from configs.checks.episode_checks import check_episodes
+from configs.checks.evaluation_checks import check_evaluation
+from configs.checks.gateway_checks import check_gateway
 from configs.checks.learning_checks import check_learning
 from configs.checks.model_checks import check_model, check_ranker_model
 from configs.checks.provider_checks import check_provider
@@ -40,14 +43,17 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_text_forms,
         check_learning,
         check_critic,
+        check_adapter,
         check_episodes,
         _check_cluster,
         check_scheduling,
         check_reward,
+        check_gateway,
         _check_packages,
         _check_workers,
         _check_device,
         check_data,
+        check_evaluation,
         check_model,
         check_ranker_model,
     ]
@@ -133,6 +139,7 @@ def _check_cluster(job: JobConfig) -> list[Found]:
 
 
 def _check_packages(job: JobConfig) -> list[Found]:
+    held_out = job.evaluation.data
     needs = [
         ("rollout.engine", job.rollout.engine == "vllm", "vllm", "Run make vllm, or set rollout.engine to torch"),
         *(
@@ -140,6 +147,7 @@ def _check_packages(job: JobConfig) -> list[Found]:
             for where, reward in job.reward.each
         ),
         *(need for name, data in job.data.sources.items() for need in _needs_of(job.data.key_of(name), data)),
+        *(need for data in held_out.sources.values() for need in _needs_of("eval.data", data)),
         (
             "metrics.wandb_project",
             bool(job.metrics.wandb_project),

@@ -15,7 +15,7 @@ Found = tuple[str, str, str]
 
 def check_learning(job: JobConfig) -> list[Found]:
     """Problems of ``algorithm`` and of what it forbids elsewhere."""
-    checks = (_check_keys, _check_whole_step, _check_kl, _check_correction, _check_functions)
+    checks = (_check_keys, _check_filter, _check_whole_step, _check_kl, _check_correction, _check_functions)
     return [problem for check in checks for problem in check(job)]
 
 
@@ -42,13 +42,37 @@ def _check_keys(job: JobConfig) -> list[Found]:
     return found
 
 
+def _check_filter(job: JobConfig) -> list[Found]:
+    algorithm = job.algorithm
+    if algorithm.filter == "none":
+        return []
+    found: list[Found] = []
+    if job.sync.mode != "sync":
+        wrong = f"{job.sync.mode} begins a step before it is known which prompts the one before it has used"
+        found.append(
+            ("sync.mode", f"{wrong} (algorithm.filter: spread)", "Set it to sync, or algorithm.filter to none")
+        )
+    if not algorithm.compares_siblings:
+        wrong = f"spread, but {algorithm.name} learns from equal rewards, too"
+        found.append(("algorithm.filter", wrong, "Set it to none, or choose another algorithm.name"))
+    others = {
+        "scheduling.policy": job.scheduling.policy == "planned",
+        "scheduling.seeding": job.scheduling.seeding,
+        "rollout.length_ranking": job.rollout.length_ranking != "none",
+    }
+    for key in (key for key, used in others.items() if used):
+        wrong = "plans a step by its first prompts, and algorithm.filter: spread adds to them"
+        found.append((key, wrong, "Remove it, or set algorithm.filter to none"))
+    return found
+
+
 def is_set(section: Any, key: str) -> bool:
     """Whether a key has another value than its default."""
     return getattr(section, key) != type(section).model_fields[key].default
 
 
 def _check_whole_step(job: JobConfig) -> list[Found]:
-    """Of a rule that needs all of a step, or a step of several updates."""
+    """What a rule that needs all of a step forbids, or a step of several updates."""
     algorithm, found = job.algorithm, list[Found]()
     if not algorithm.needs_whole_step:
         return found

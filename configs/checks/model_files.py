@@ -56,7 +56,7 @@ def _problems(directory: Path, name: str, *, weights: bool) -> Iterator[Problem]
     if (directory / "adapter_config.json").is_file():
         yield (
             f"{name!r} is a LoRA adapter (it has an adapter_config.json), expected a whole model",
-            "Merge the adapter into its base model (peft: merge_and_unload, then save_pretrained) and name the result",
+            "Make a whole model of it with `headrace merge`, and name that",
         )
     for file in (directory / plain for plain in _JSON_FILES):
         if file.is_file() and (wrong := _no_map(file)):

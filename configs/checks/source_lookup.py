@@ -57,6 +57,12 @@ def definition_of(name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     return found[0] if len(found) == 1 and not found[0].decorator_list else None
 
 
+def source_file(name: str) -> str | None:
+    """The file in which ``package.module:name`` would be defined; None where it has none that can be read."""
+    spec = _find_module(name.partition(":")[0])
+    return spec.origin if spec is not None and spec.origin is not None and spec.origin.endswith(".py") else None
+
+
 def _find_module(module: str) -> importlib.machinery.ModuleSpec | None:
     search: list[str] | None = [*sys.path, str(Path.cwd())]
     spec: importlib.machinery.ModuleSpec | None = None

@@ -50,11 +50,10 @@ def job_file() -> str:
         "taken from the working directory, else from beside the file. What contradicts itself, or what this machine",
         "lacks, is said before anything starts, with exit code 2.\n",
         "## Top level\n",
-        _table(JobConfig, ""),
+        _table(JobConfig, "", told_apart=[name for name, _ in _inner_sections(JobConfig)]),
     ]
-    for name, info in JobConfig.model_fields.items():
-        section = _section(info)
-        if section is None or section is Limits:
+    for name, section in _inner_sections(JobConfig):
+        if section is Limits:
             continue
         inner_ones = dict(_inner_sections(section))
         parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.", told_apart=inner_ones)]

@@ -19,6 +19,7 @@ import msgspec
 from actors.ledger import events as ev
 from actors.ledger import seals
 from actors.ledger.errors import JournalDamaged
+from actors.protocol.evaluations import version_of
 from actors.trainer import checkpoint
 from actors.trainer.errors import CheckpointCorrupt
 from configs.errors import ConfigError, Problem
@@ -33,6 +34,8 @@ class JournalRecord:
     """Sentence on what is wrong with it; empty: it is whole."""
     commits: dict[int, seals.EventRow] = field(default_factory=dict[int, seals.EventRow])
     """Newest intact commit of each step."""
+    evaluated: dict[int, seals.EventRow] = field(default_factory=dict[int, seals.EventRow])
+    """Intact result of each version that was evaluated."""
     terms: list[seals.EventRow] = field(default_factory=list[seals.EventRow])
     checkpoints: dict[int, seals.EventRow] = field(default_factory=dict[int, seals.EventRow])
     pruned_below: int = 0
@@ -140,6 +143,8 @@ def read_record(path: Path, *, begun: bool) -> JournalRecord:
             record.terms.append(row)
         elif isinstance(event, ev.Checkpointed):
             record.checkpoints[event.step] = row
+        elif isinstance(event, ev.Evaluated):
+            record.evaluated[version_of(event.step)] = row
     return record
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from actors.protocol.episodes import EpisodeLimits
+from actors.protocol.evaluations import name_of_batch
 
 QUEUED, IN_FLIGHT, FINISHED, SCORED, GRANTED = "queued", "in flight", "finished", "scored", "granted"
 WAITING = "waiting"
 """State of an episode between two turns."""
-COMMITTED, DROPPED = "committed", "dropped"
+COMMITTED, DROPPED, EVALUATED = "committed", "dropped", "evaluated"
 UNSETTLED = (QUEUED, IN_FLIGHT, WAITING, FINISHED, SCORED)
-SETTLED = (COMMITTED, DROPPED)
+SETTLED = (COMMITTED, DROPPED, EVALUATED)
 
 
 class Name(NamedTuple):
@@ -23,7 +24,7 @@ class Name(NamedTuple):
     sibling: int
 
     def __str__(self) -> str:
-        return f"step {self.step} prompt {self.prompt} sibling {self.sibling}"
+        return f"{name_of_batch(self.step)} prompt {self.prompt} sibling {self.sibling}"
 
 
 class Topic:

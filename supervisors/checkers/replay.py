@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from actors.ledger import events as ev
+from actors.protocol.evaluations import is_evaluation, name_of_batch
 from actors.protocol.tokens import FinishReason
 from supervisors.checkers.episodes import Episodes
 from supervisors.checkers.followed import (
     COMMITTED,
     DROPPED,
+    EVALUATED,
     FINISHED,
     GRANTED,
     IN_FLIGHT,
@@ -59,6 +61,7 @@ class Replay:
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.Opened: self._opened,
             ev.BatchIssued: self._issued,
+            ev.BatchExtended: self._extended,
             ev.Assigned: self._assigned,
             ev.TokensAppended: self._appended,
             ev.Returned: self._returned,
@@ -71,6 +74,7 @@ class Replay:
             ev.Paused: lambda _: None,
             ev.Stopping: lambda _: None,
             ev.WindowLearned: lambda _: None,
+            ev.Evaluated: self._evaluated,
             ev.Rewound: self._rewound,
         }
         self.episodes = Episodes(self)
@@ -109,8 +113,9 @@ class Replay:
         """The samples of an event; none of a step that has been pruned, a complaint for what does not exist."""
         batch = self.batches.get(step)
         if batch is None:
-            if step >= self.pruned_below:
-                self._complain(Topic.STEP, f"{doing} names step {step}, whose batch was never issued", step=step)
+            if step >= self.pruned_below or (is_evaluation(step) and not self.pruned_below):
+                what = f"{doing} names {name_of_batch(step)}, whose batch was never issued"
+                self._complain(Topic.STEP, what, step=step)
             return []
         found: list[Sample] = []
         for row in rows:
@@ -144,16 +149,21 @@ class Replay:
             self._complain(Topic.STEP, f"the batch of step {step} was issued twice", step=step)
             return
         prompts = [int(p) for p in event.prompts]
-        sampling, state = event.sampling, QUEUED if event.episodes is None else WAITING
-        samples = [
-            Sample(Name(step, prompt, sibling), state, limit=sampling.max_tokens)
-            for prompt in prompts
-            for sibling in range(event.group_size)
-        ]
+        sampling = event.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
-        self.batches[step] = Batch(
-            step, event.group_size, stop_ids, sampling.max_tokens, prompts, samples, event.episodes
-        )
+        batch = Batch(step, event.group_size, stop_ids, sampling.max_tokens, prompts, [], event.episodes)
+        batch.samples += _samples(batch, prompts)
+        self.batches[step] = batch
+
+    def _extended(self, event: ev.BatchExtended) -> None:
+        batch = self.batches.get(event.step)
+        if batch is None:
+            if event.step >= self.pruned_below:
+                self._complain(Topic.STEP, f"step {event.step} was extended and never issued", step=event.step)
+            return
+        prompts = [int(p) for p in event.prompts]
+        batch.prompts += prompts
+        batch.samples += _samples(batch, prompts)
 
     def _assigned(self, event: ev.Assigned) -> None:
         if event.first < self._next_assignment:
@@ -300,6 +310,12 @@ class Replay:
             elif sample.state == GRANTED:
                 sample.state, sample.reason = DROPPED, "not named by the trainer's commit"
 
+    def _evaluated(self, event: ev.Evaluated) -> None:
+        batch = self.batches.get(event.step)
+        for sample in batch.samples if batch is not None else ():
+            if sample.state != DROPPED:
+                self.move(sample, (SCORED,), EVALUATED, "evaluated:")
+
     def _checkpointed(self, event: ev.Checkpointed) -> None:
         if event.step > self.committed_steps:
             what = f"a checkpoint at step {event.step} is ahead of the {self.committed_steps} committed steps"
@@ -313,6 +329,13 @@ class Replay:
         for sample in self.samples:
             if sample.state == GRANTED:
                 sample.state = SCORED
+
+
+def _samples(batch: Batch, prompts: list[int]) -> list[Sample]:
+    """Samples of these prompts of the batch, as they begin."""
+    state = QUEUED if batch.episodes is None else WAITING
+    names = (Name(batch.step, prompt, sibling) for prompt in prompts for sibling in range(batch.group_size))
+    return [Sample(name, state, limit=batch.max_tokens) for name in names]
 
 
 def replay(events: Iterable[ev.Event], pruned_below: int = 0) -> Replay:

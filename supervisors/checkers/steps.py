@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actors.ledger import events as ev
+from actors.protocol.evaluations import is_evaluation
 from supervisors.checkers.followed import Topic
 from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.replay import Replay
@@ -33,10 +34,20 @@ def _order(replay: Replay) -> Iterator[Violation]:
 
 
 def _prompts(history: History, replay: Replay) -> Iterator[Violation]:
-    """Prompt i of step s has the ordinal s * prompts_per_step + i, so none is passed over and none comes twice."""
+    """Prompt i of step s has the ordinal s * prompts_per_step + i, so none is passed over and none comes twice.
+
+    Of a job that filters, a step goes on until it has enough, and the next one begins behind it.
+    """
     count, group = history.job.algorithm.prompts_per_step, history.job.algorithm.group_size
+    filtered, end = history.job.algorithm.filter == "spread", -1
     for step, batch in replay.batches.items():
+        if is_evaluation(step):
+            continue
         expected = list(range(step * count, (step + 1) * count))
+        if filtered:
+            first = end if end >= 0 else batch.prompts[0]  # the steps before the first may have been pruned
+            expected = list(range(first, first + len(batch.prompts)))
+            end = expected[-1] + 1
         if batch.prompts != expected:
             wrong = sorted(set(batch.prompts) ^ set(expected)) or batch.prompts
             which = "missing from" if wrong[0] in expected else "of another step in"

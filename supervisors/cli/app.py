@@ -15,7 +15,9 @@ from supervisors.cli.check import check
 from supervisors.cli.console.command import console
 from supervisors.cli.ctl import ctl
 from supervisors.cli.doctor import doctor
+from supervisors.cli.evaluate import eval_
 from supervisors.cli.keys import keys
+from supervisors.cli.merge import merge
 from supervisors.cli.new import new
 from supervisors.cli.plot.command import plot
 from supervisors.cli.run import run
@@ -51,8 +53,9 @@ for command in (run, new, check, schema, runs, head, node, doctor):
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(bench)
-for command in (keys, simulate, train_reward, plot, samples, console):
+for command in (keys, simulate, train_reward, merge, plot, samples, console):
     app.command()(command)
+app.command("eval")(eval_)
 
 
 @app.command(hidden=True)

@@ -2,7 +2,7 @@
 
     journal.db, events.jsonl, metrics.jsonl, newer checkpoints ──▶ RUN_DIR/set-aside/N/     nothing is destroyed
     commits of the steps before STEP, their samples ─────────────▶ a new journal.db
-    rows of the steps before STEP ───────────────────────────────▶ a new metrics.jsonl
+    rows of the steps before STEP ───────────────────────────────▶ a new metrics.jsonl, and eval.jsonl
 
 What comes after STEP has then not happened: ``headrace run --resume`` trains from the checkpoint on, with new samples.
 Each step is changed by a rename at the end, so that an interruption leaves the run as it was or as it is to be.
@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from actors.host.best_link import remove_dangling
 from actors.ledger import events as ev
 from actors.ledger import seals
 from actors.ledger.journal import SqliteJournal
@@ -44,16 +45,18 @@ def go_back(run_dir: Path, step: int) -> Path:
         aside = _new_directory(run_dir / ASIDE)
         partial = run_dir / f".{JOURNAL}.partial"
         _write_journal(partial, run_dir / JOURNAL, condition, step)
-        for name in (JOURNAL, *(f"{JOURNAL}{end}" for end in _FOLLOWERS), "metrics.jsonl"):
+        for name in (JOURNAL, *(f"{JOURNAL}{end}" for end in _FOLLOWERS), "metrics.jsonl", "eval.jsonl"):
             if (run_dir / name).exists():
                 shutil.copy2(run_dir / name, aside / name)
         for newer in condition.checkpoints:
             if newer.step > step:
                 newer.path.rename(aside / newer.path.name)
+        remove_dangling(checkpoint.checkpoints_directory(run_dir))
         for end in _FOLLOWERS:
             (run_dir / f"{JOURNAL}{end}").unlink(missing_ok=True)
         partial.replace(run_dir / JOURNAL)
-        _cut_rows(run_dir / "metrics.jsonl", step)
+        _cut_rows(run_dir / "metrics.jsonl", "step", step - 1)
+        _cut_rows(run_dir / "eval.jsonl", "version", step)
         for name in ("events.jsonl", "events.jsonl.1"):  # what they tell of is not in this journal
             if (run_dir / name).exists():
                 (run_dir / name).rename(aside / name)
@@ -88,6 +91,7 @@ def _write_journal(path: Path, former: Path, condition: Condition, step: int) ->
         Path(f"{path}{end}").unlink(missing_ok=True)
     record = condition.journal
     rows = [*record.terms[-1:], *(record.commits[known] for known in range(step))]
+    rows += [row for version, row in sorted(record.evaluated.items()) if version <= step]
     with closing(sqlite3.connect(f"file:{former}?mode=ro", uri=True)) as db:
         job = str(dict(db.execute("SELECT name, value FROM meta").fetchall()).get("job", ""))
         samples = db.execute("SELECT * FROM samples WHERE step < ?", (step,)).fetchall()
@@ -116,18 +120,19 @@ def _counters(row: seals.EventRow | None) -> dict[str, int]:
     return event.counters if isinstance(event, ev.Checkpointed) else {}
 
 
-def _cut_rows(path: Path, step: int) -> None:
+def _cut_rows(path: Path, key: str, last: int) -> None:
+    """Leave the rows whose ``key`` is at most ``last``."""
     if not path.exists():
         return
     partial = path.with_name(f".{path.name}.partial")
     with path.open("rb") as rows, partial.open("wb") as kept:
-        kept.writelines(line for line in rows if _step_of(line) < step)
+        kept.writelines(line for line in rows if _number(line, key) <= last)
     partial.replace(path)
 
 
-def _step_of(line: bytes) -> float:
+def _number(line: bytes, key: str) -> float:
     try:
         row: Any = json.loads(line)
-        return int(row["step"])
+        return int(row[key])
     except (ValueError, KeyError, TypeError):
         return float("inf")

@@ -4,8 +4,8 @@
 
 ``on_progress`` is called with a map; each call tells what is new, and the view keeps the rest. Keys that it shows:
 ``state``, ``steps``, ``workers``, ``waiting_for`` (who waits for whom, as a phrase), ``message`` (something to be told
-once, such as a restart), ``phase`` with ``phase_done``, ``phase_total`` and ``phase_unit`` (work before the first
-step), and with ``step`` the columns of ``metrics.jsonl``.
+once, such as a restart), ``evaluation`` (the newest one, as a line), ``phase`` with ``phase_done``, ``phase_total`` and
+``phase_unit`` (work before the first step), and with ``step`` the columns of ``metrics.jsonl``.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ class ProgressView:
             curve = f"reward {sparkline(rewards)} {figure(self._rows[-1], 'reward_mean', '.3f')}  {trend(rewards)}"
             parts.append(Text(curve, style="green"))
             parts.append(self._table())
+        if now.get("evaluation"):
+            parts.append(Text(harmless(str(now["evaluation"])), style="cyan"))
         if now.get("waiting_for"):
             parts.append(Text(f"waiting for {harmless(str(now['waiting_for']))}", style="yellow"))
         return Group(*parts)

@@ -1,23 +1,31 @@
 """``headrace samples RUN_DIR``: what the policy was asked, what it answered, and what that was worth.
 
-RUN_DIR/samples.jsonl (``actors/metrics/samples.py``) ─▶ the samples of one step, as text or JSON
+RUN_DIR/samples.jsonl (``actors/metrics/samples.py``) ─▶ some of the samples, as text or JSON
 
-All of it is a model's text, so nothing of it reaches the terminal as it is (``terminal_text.py``).
+Text is shortened in its middle, JSON is not. All of it is a model's, or an environment's, so nothing of it reaches the
+terminal as it is (``terminal_text.py``).
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from actors.core.terminal_text import harmless
+from actors.core.terminal_text import harmless, shortened
+from configs.limits import DEFAULT_LIMITS
 from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, Json, fail, wrong
 
+if TYPE_CHECKING:
+    from actors.metrics.samples import Choice
+
 _NAMES: Final = {"ended": "ended", "cut": "cut at max_tokens"}
+_TEXT_CHARS: Final = DEFAULT_LIMITS.sample_shown_chars
+_PROMPTS_NAMED: Final = 10
+"""Prompts that a refusal names."""
 
 
 def samples(
@@ -25,15 +33,27 @@ def samples(
     step: Annotated[
         int | None, typer.Option(help="Of this step, or the last one before it. Default: the newest.")
     ] = None,
+    best: Annotated[bool, typer.Option("--best", help="Those with a reward, the highest first.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Those with a reward, the lowest first.")] = False,
+    random: Annotated[bool, typer.Option("--random", help="Those that the run has drawn at random.")] = False,
+    count: Annotated[int | None, typer.Option(min=1, help="At most so many. Default: all that there are.")] = None,
+    prompt: Annotated[
+        int | None, typer.Option(help="Of this prompt, by its number; without --step in all steps.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Print some samples of a step: the best, the worst, some at random; prompt, response, reward, cut or ended."""
+    """Print some samples of a step: the best, the worst, some at random; prompt, turns, reward, cut or ended."""
     from actors.metrics.samples import read_samples
     from configs.errors import ConfigError
 
+    wanted: dict[Choice, bool] = {"best": best, "worst": worst, "random": random}
+    chosen: list[Choice] = [choice for choice, given in wanted.items() if given]
+    if len(chosen) > 1:
+        together = ", ".join(f"--{choice}" for choice in chosen)
+        fail(f"{together}: expected one of them; leave the others out", EXIT_BAD_CONFIG)
     try:
         found = read_samples(run_dir / "samples.jsonl")
-        rows = _of_step(run_dir, found, step)
+        rows = _picked(run_dir, found, step, prompt, chosen[0] if chosen else None, count)
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
     except OSError as error:
@@ -44,13 +64,20 @@ def samples(
         _print(Console(highlight=False), rows)
 
 
-def _of_step(run_dir: Path, found: list[dict[str, Any]], step: int | None) -> list[dict[str, Any]]:
-    """The samples of the newest step that is not after ``step``.
+def _picked(
+    run_dir: Path,
+    found: list[dict[str, Any]],
+    step: int | None,
+    prompt: int | None,
+    choice: Choice | None,
+    count: int | None,
+) -> list[dict[str, Any]]:
+    """As ``actors.metrics.samples.picked``.
 
     Raises:
         ConfigError: it is no run directory, or has none of them.
     """
-    from actors.metrics.samples import of_step
+    from actors.metrics.samples import picked
 
     where = f"headrace samples {run_dir}"
     if not (run_dir / "job.yaml").is_file():
@@ -58,28 +85,37 @@ def _of_step(run_dir: Path, found: list[dict[str, Any]], step: int | None) -> li
     if not found:
         fix = "Wait until its first step is committed; metrics.samples: false in its job file leaves them out"
         raise wrong(where, "has no samples yet", fix)
-    rows = of_step(found, step)
+    rows = picked(found, step=step, prompt=prompt, choice=choice, count=count)
+    kept = sorted({row["prompt"] for row in found})
+    if prompt is not None and prompt not in kept:
+        others = " and others" if len(kept) > _PROMPTS_NAMED else ""
+        fix = f"It has some of {', '.join(map(str, kept[:_PROMPTS_NAMED]))}{others}; a run keeps few of each step"
+        raise wrong(where, f"has no samples of prompt {prompt}", fix)
+    if not rows and choice is not None and picked(found, step=step, prompt=prompt):
+        raise wrong(where, f"has no samples for --{choice} in that step", "Leave it out, or name another --step")
     if not rows:
         raise wrong(where, f"has no samples of step {step} or before", f"The first are of step {found[0]['step']}")
     return rows
 
 
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:
+    from actors.metrics.samples import titled
+
     for row in rows:
         reward = "–" if row["reward"] is None else f"{row['reward']:.3f}"
-        named = {name.removeprefix("reward_"): value for name, value in row.items() if name.startswith("reward_")}
-        if row["reward"] is not None and named:
-            reward += f" ({', '.join(f'{name} {value:.3f}' for name, value in named.items())})"
+        if row["reward"] is not None and row["reward_parts"]:
+            reward += f" ({', '.join(f'{name} {value:.3f}' for name, value in row['reward_parts'].items())})"
         source = f" of {row['source']}" if row.get("source") else ""
         head = (
             f"── step {row['step']}, prompt {row['prompt']}{source}, sibling {row['sibling']}: {row['chosen']}, "
             f"reward {reward}, {row['tokens']} tokens, {_NAMES.get(row['finish'], row['finish'])}"
         )
         console.print(harmless(head), style="bold", markup=False, soft_wrap=True)
-        parts = [("prompt", row["prompt_text"]), ("response", row["response"]), ("answer", row["answer"])]
+        prompt, answer = (shortened(row[key], _TEXT_CHARS) for key in ("prompt_text", "answer"))
+        parts = [("prompt", prompt), *titled(row["turns"], _TEXT_CHARS), ("answer", answer)]
         if row["reason"]:
             parts.append(("dropped", row["reason"]))
         for name, text in parts:
-            console.print(f"{name}:", style="dim", markup=False)
-            console.print(harmless(str(text)), markup=False, soft_wrap=True)
+            console.print(harmless(f"{name}:"), style="dim", markup=False)
+            console.print(harmless(text), markup=False, soft_wrap=True)
         console.print()

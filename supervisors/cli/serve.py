@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from configs.errors import ConfigError
 from configs.local_paths import RUN_ROOT
 from supervisors.cli.command import (
     EXIT_BAD_CONFIG,
+    EXIT_FAILED,
     Control,
     ControlKeys,
     Keys,
@@ -20,6 +21,9 @@ from supervisors.cli.command import (
     refuse_bad_sockets,
 )
 from supervisors.cli.services_file import ServicesFile, services_of
+
+if TYPE_CHECKING:
+    from supervisors.machine.run_directory import RunLock
 
 
 def head(
@@ -48,18 +52,33 @@ def head(
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
     lines = JobLines(lambda line: print(line, flush=True))
-    finish(
-        lambda: run_head(
-            listen=listen,
-            control=control,
-            run_root=dir_,
-            keys=keys,
-            control_keys=control_keys,
-            allow_functions=allow_functions,
-            services=shared,
-            on_progress=lines.update,
+    with _alone_in(dir_):
+        finish(
+            lambda: run_head(
+                listen=listen,
+                control=control,
+                run_root=dir_,
+                keys=keys,
+                control_keys=control_keys,
+                allow_functions=allow_functions,
+                services=shared,
+                on_progress=lines.update,
+            )
         )
-    )
+
+
+def _alone_in(directory: Path) -> RunLock:
+    """A second head there would forget the jobs of the first, and remove what its services have stored."""
+    from supervisors.machine.run_directory import RunLock
+    from supervisors.tree.errors import DirectoryInUse
+    from transport.errors import HeadraceError
+
+    try:
+        return RunLock.take(directory)
+    except DirectoryInUse as error:
+        fail(str(error), EXIT_BAD_CONFIG)
+    except (HeadraceError, OSError) as error:
+        fail(f"--dir {directory} cannot be written: {error}", EXIT_FAILED)
 
 
 def node(

@@ -25,6 +25,7 @@ from typing import Any
 import structlog
 
 from actors.core.errors import AskError
+from actors.host.adapter import adapter_spec
 from actors.host.clock import time_of_day_s
 from actors.policies.job_profile import UNKNOWN, JobProfile, StepUse, observed, step_alone_s
 from actors.policies.placement import decide
@@ -335,7 +336,11 @@ def trained_bytes(job: JobConfig, model_path: Path, services: list[ServiceConfig
         for service in services
     ]
     models = [model_path, *([Path(job.critic.path or model_path)] if job.algorithm.has_critic else [])]
-    return sum(state_bytes(path, dtype=job.model.dtype, replicas=max(replicas, default=1)) for path in models)
+    adapters = adapter_spec(job.model.adapter), None  # a critic has none
+    return sum(
+        state_bytes(path, dtype=job.model.dtype, replicas=max(replicas, default=1), adapter=adapter)
+        for path, adapter in zip(models, adapters, strict=False)
+    )
 
 
 def _without_torch(device: str) -> str:

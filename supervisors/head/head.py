@@ -228,7 +228,10 @@ class Head:
         lock.release()
         if self._followers.get(job) is task:
             del self._followers[job]
-        self.register.remove(lock.run_dir)
+        try:
+            self.register.remove(lock.run_dir)
+        except OSError as error:
+            log.exception("a next life of this head may begin again with a job that is over", job=job, why=str(error))
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a job was not taken down in good order", job=job, exc_info=error)
 

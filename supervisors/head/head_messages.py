@@ -8,6 +8,8 @@ machine process ── exec, HeadOrder on stdin ──▶ head
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from actors.core.message import Message, message
@@ -105,7 +107,7 @@ class HeadEnded(Message):
     """Ask: its work is done. Answered with HeadHeard."""
 
     life: int
-    summary: dict[str, Plain | dict[str, Plain]]
+    summary: dict[str, Any]
     """Summary of the one job; of several: each one's by its name; of a head that serves: empty."""
 
 

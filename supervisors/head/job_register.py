@@ -49,10 +49,22 @@ class JobRegister:
         self._write([*self.read(), run_dir])
 
     def remove(self, run_dir: Path) -> None:
-        self._write([known for known in self.read() if known != run_dir])
+        """On a full disk too: there the file is written over, padded to the length that it has.
+
+        Raises:
+            OSError: not even that can be written.
+        """
+        left = [known for known in self.read() if known != run_dir]
+        try:
+            self._write(left)
+        except OSError:
+            with self._path.open("r+b") as file:
+                file.write(self._encoded(left).ljust(self._path.stat().st_size))
 
     def _write(self, run_dirs: list[Path]) -> None:
         partial = self._path.with_name(self._path.name + ".partial")
-        recorded = _Recorded(self._owner, [str(run_dir) for run_dir in dict.fromkeys(run_dirs)])
-        partial.write_bytes(msgspec.json.encode(recorded))
+        partial.write_bytes(self._encoded(run_dirs))
         partial.replace(self._path)
+
+    def _encoded(self, run_dirs: list[Path]) -> bytes:
+        return msgspec.json.encode(_Recorded(self._owner, [str(run_dir) for run_dir in dict.fromkeys(run_dirs)]))

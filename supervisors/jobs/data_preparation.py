@@ -1,6 +1,7 @@
 """The job's data, before any process needs them: data sets of a hub are fetched once, into the run directory.
 
     data.path is a hub name ──▶ supervisors.jobs.dataset_download ──▶ RUN_DIR/dataset; of a mix: RUN_DIR/dataset-NAME
+    eval.data.path, likewise ─▶ the same ──▶ RUN_DIR/eval.dataset
     anything else ────────────▶ itself
 
 Role processes get the job with the path of the copy, so they know of no hub; a resumed run, and a head that was started
@@ -16,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from configs.checks.data_checks import check_data
+from configs.checks.evaluation_checks import check_evaluation
 from configs.hub_names import is_hub_data
 from configs.schema import JobConfig
 from configs.task_schema import DataConfig
@@ -34,19 +36,15 @@ async def prepare_data(job: JobConfig, run_dir: Path, say: Say) -> JobConfig:
     Raises:
         DataNotFetched: a hub name led to no data, or to other columns; the message names the field and what to do.
     """
-    sources = job.data.sources
-    for name, source in sources.items():
-        if is_hub_data(source.path, source.source):
-            directory = run_dir.resolve() / (f"dataset-{name}" if name else "dataset")
-            if not (directory / "state.json").is_file():
-                await _fetch(job, job.data.key_of(name), source, directory, run_dir, say)
-            update = {"path": str(directory), "config": None, "split": None, "revision": None}
-            sources[name] = source.model_copy(update=update)
-    prepared = job.model_copy(update={"data": job.data.with_sources(sources)})
+    prepared = job.model_copy(update={"data": await _prepared(job, job.data, "", run_dir, say)})
+    if job.eval is not None:
+        held_out = await _prepared(job, job.eval.data, "eval.", run_dir, say)
+        prepared = prepared.model_copy(update={"eval": job.eval.model_copy(update={"data": held_out})})
     if prepared != job:  # what the job file's check could not see yet
         try:
             async with asyncio.timeout(job.limits.data_download_timeout_s):
                 found = await asyncio.to_thread(check_data, prepared)
+                found += await asyncio.to_thread(check_evaluation, prepared)
         except TimeoutError as error:
             raise DataNotFetched(
                 "data: the first rows could not be read within limits.data_download_timeout_s"
@@ -54,6 +52,19 @@ async def prepare_data(job: JobConfig, run_dir: Path, say: Say) -> JobConfig:
         for field, wrong, fix in found:
             raise DataNotFetched(f"{field}: {wrong}. {fix}")
     return prepared
+
+
+async def _prepared(job: JobConfig, data: DataConfig, section: str, run_dir: Path, say: Say) -> DataConfig:
+    """``data`` with the places of what was fetched. ``section``: before its keys and the names of its directories."""
+    sources = data.sources
+    for name, source in sources.items():
+        if is_hub_data(source.path, source.source):
+            directory = run_dir.resolve() / (f"{section}dataset-{name}" if name else f"{section}dataset")
+            if not (directory / "state.json").is_file():
+                await _fetch(job, section + data.key_of(name), source, directory, run_dir, say)
+            update = {"path": str(directory), "config": None, "split": None, "revision": None}
+            sources[name] = source.model_copy(update=update)
+    return data.with_sources(sources)
 
 
 async def _fetch(job: JobConfig, key: str, source: DataConfig, directory: Path, run_dir: Path, say: Say) -> None:

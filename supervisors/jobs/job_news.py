@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from actors.core.actor import Actor, handles
+from actors.jobs.evaluation_rows import line_of as evaluation_line
 from actors.protocol.job_news import GenerationEnded, JobEvent, StepPlanned, WorkerNews, WorkerReleased, WorkerWoken
 from actors.protocol.metrics import Event
 from transport.transport import SendOutcome
@@ -69,6 +70,9 @@ class JobNews:
         """What the job's actor has said, as a progress map."""
         if event.kind == "step":
             self.say(**{**event.fields, "step": int(event.fields["step"] or 0) + 1})
+        elif event.kind == "evaluation":
+            line = evaluation_line(event.fields)
+            self.say(message=line, evaluation=line)
         elif event.kind == "state":
             self.say(state=event.fields["state"])
         elif event.kind == "trouble":

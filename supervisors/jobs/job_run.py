@@ -20,9 +20,11 @@ from actors.core.context import named_rng
 from actors.core.errors import AskError
 from actors.core.patience import Patience
 from actors.core.system import ActorSystem
+from actors.host.best_link import best_of
 from actors.jobs.job import Job
 from actors.protocol.job_news import JobEvent, WorkerNews
 from actors.protocol.jobs import CancelJob, CheckpointJob, CheckpointReport, JobReport, JobState
+from actors.trainer import checkpoint
 from actors.weights.segments import remove_segments
 from configs.schema import JobConfig
 from supervisors.jobs.abandonable import Abandonable
@@ -147,9 +149,8 @@ class JobRun:
         if self._former is None:
             for message in said:
                 self._news.say(message=message)
-            self._news.say(
-                message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker"
-            )
+            beside = "reward worker" if job.only_evaluates else "trainer, weight server and reward worker"
+            self._news.say(message=f"starting {job.rollout.workers} rollout workers, {beside}")
             if warning := Room.of(self._nodes.present).warning(job, job.rollout.workers):
                 self._news.say(message=f"warning: {warning}")
         else:
@@ -333,6 +334,15 @@ class JobRun:
         if f"news.{self.job.name}" in self._system.actors():
             await self._system.stop_actor(f"news.{self.job.name}")
         remove_segments(self.run_dir)
+        if self.job.checkpoint.keep_best and self.state is JobState.FINISHED:
+            async with asyncio.timeout(self.job.limits.checkpoint_timeout_s):
+                await asyncio.to_thread(self._leave_best)
+
+    def _leave_best(self) -> None:
+        """Remove checkpoints that were kept for an evaluation, and turned out not to be the best."""
+        best = best_of(checkpoint.checkpoints_directory(self.run_dir))
+        if best is not None:
+            checkpoint.prune(self.run_dir, self.job.checkpoint.keep, [checkpoint.step_of(best)])
 
     async def move_trainer(self) -> None:
         """Its place is on another service now: after a checkpoint, which the trainer's next life goes on from there."""

@@ -29,6 +29,7 @@ from typing import Any, Final
 
 import structlog
 
+from configs.checks.source_lookup import source_file
 from configs.limits import DEFAULT_LIMITS
 from configs.reward_training import ANSWERS
 from configs.schema import JobConfig
@@ -36,7 +37,12 @@ from configs.task_schema import Reward
 
 _LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors", "reasoning-gym", "datasets")
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_MAKERS: Final = ("supervisors/jobs/tiny_model.py", "actors/environments/prompts/sources.py", "configs/data_mix.py")
+_MAKERS: Final = (
+    "supervisors/jobs/tiny_model.py",
+    "supervisors/jobs/tiny_chat.py",
+    "actors/environments/prompts/sources.py",
+    "configs/data_mix.py",
+)
 """Files whose code decides what a model is."""
 _REWARD_MAKERS: Final = "actors/reward_training"
 """Room whose code decides what a reward model is."""
@@ -60,6 +66,11 @@ def cache_key(job: JobConfig) -> str:
         "data": job.data.model_dump(mode="json"),
         "files": [stamp for source in job.data.sources.values() for stamp in _stamps(source.path)],
     }
+    if job.has_episodes:
+        environment = job.environment
+        ingredients["environment"] = environment.model_dump(mode="json", include={"kind", "path", "options"})
+        ingredients["positions"] = job.episode_tokens
+        ingredients["games"] = [*_stamps(source_file(environment.path) if environment.path else None)]
     return _key(ingredients, _MAKERS)
 
 

@@ -1,9 +1,9 @@
-"""A tiny Qwen3 made on the spot: character tokenizer, random weights, a short supervised warm start.
+"""A tiny Qwen3 made on the spot: its own tokenizer, random weights, a short supervised warm start.
 
 RL needs something to reinforce. The warm start shows the model the task's own answers, and towards its end, for a part
-of the prompts, the answer to another one, so that it answers some right and has something left to mend. What is
-written is an ordinary Hugging Face directory, read back by the same code as any other model. Equal seeds give equal
-models.
+of the prompts, the answer to another one, so that it answers some right and has something left to mend. A job with an
+environment has a tokenizer of another kind, and examples of its environment's (``tiny_chat.py``). What is written is an
+ordinary Hugging Face directory, read back by the same code as any other model. Equal seeds give equal models.
 
 Run as a process of its own (``python -P -m supervisors.jobs.tiny_model ORDER DIRECTORY REPORT``), so that the head
 never imports torch. REPORT, a file replaced as a whole, says how many steps of the warm start are done.
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -31,6 +31,7 @@ from actors.environments.prompts.sources import open_source, open_sources
 from actors.host.parent_death import die_with_parent
 from configs.data_mix import Mix
 from configs.schema import JobConfig, ModelConfig
+from supervisors.jobs.tiny_chat import Example, example_maker, make_chat_tokenizer
 
 PAD, END = "<pad>", "<end>"
 _ROWS_FOR_VOCABULARY = 200
@@ -49,6 +50,9 @@ _CLEAN = 0.8
 """The first part of the warm start shows right answers only: the task is learned before doubt is."""
 
 
+_NO_LABEL = -100
+Lesson = Callable[[list[Row], float, random.Random], list[Example]]
+"""Rows, noise and a source of chance → what the model is shown of each row."""
 OnStep = Callable[[int], None]
 """Callback that is told how many steps of the warm start are done."""
 
@@ -58,10 +62,15 @@ def make_tiny_model(job: JobConfig, directory: Path, on_step: OnStep = lambda _:
     if job.model.hidden <= _ONE_THREAD_HIDDEN:
         torch.set_num_threads(1)
     torch.manual_seed(job.seed)
-    rows = open_source(job.data, job.seed) if not job.data.mix else _MixedRows(job)
-    tokenizer = make_tokenizer(rows, job)
+    if job.has_episodes:
+        rows, lesson = open_source(job.data, job.seed, tasks=True), _games(job)
+        tokenizer = make_chat_tokenizer(_texts(rows, lesson, job.seed))
+    else:
+        rows, lesson = open_source(job.data, job.seed) if not job.data.mix else _MixedRows(job), _answers(job)
+        tokenizer = make_tokenizer(rows, job)
     model = make_model(job.model, tokenizer, positions=job.sequence_tokens)
-    _warm_start(model, tokenizer, rows, job, on_step)
+    if lesson is not None:
+        _warm_start(model, tokenizer, rows, job, on_step, lesson)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
@@ -128,14 +137,19 @@ def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, position
             max_position_embeddings=max(1024, positions),
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.get_vocab()[END],
-            pad_token_id=tokenizer.get_vocab()[PAD],
+            eos_token_id=cast("int", tokenizer.eos_token_id),
+            pad_token_id=cast("int", tokenizer.pad_token_id),
         )
     )
 
 
 def _warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, source: Rows, job: JobConfig, on_step: OnStep
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    source: Rows,
+    job: JobConfig,
+    on_step: OnStep,
+    lesson: Lesson,
 ) -> None:
     steps = job.model.warm_start_steps
     draw = random.Random(f"headrace warm start {job.seed}")
@@ -149,12 +163,9 @@ def _warm_start(
     for step in range(steps):
         noise = job.model.warm_start_noise if step >= _CLEAN * steps else 0.0
         rows = [source.row(draw.randrange(len(source))) for _ in range(_BATCH)]
-        answers = [str((row if draw.random() >= noise else draw.choice(rows)).answer) for row in rows]
-        prompts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
-        examples = list(zip(prompts, answers, strict=True))
-        ids, labels = _padded(examples, tokenizer)
+        ids, labels = _padded(lesson(rows, noise, draw), tokenizer)
         logits = model(input_ids=ids).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_NO_LABEL)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -163,21 +174,50 @@ def _warm_start(
         on_step(step + 1)
 
 
-def _padded(examples: list[tuple[str, str]], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, int64[B, T]; labels are -100 on the prompt and on padding."""
+def _games(job: JobConfig) -> Lesson | None:
+    """Lessons that show games as the environment has them played; None: it has none to show."""
+    if (example := example_maker(job)) is None:
+        return None
+    return lambda rows, _, draw: [example(row, draw) for row in rows]
+
+
+def _texts(rows: Rows, lesson: Lesson | None, seed: int) -> list[str]:
+    """What the tokenizer learns its words from."""
+    few = [rows.row(index) for index in range(min(len(rows), _ROWS_FOR_VOCABULARY))]
+    if lesson is None:
+        return [str(row.prompt) for row in few]
+    shown = lesson(few, 0.0, random.Random(f"headrace words {seed}"))
+    return ["".join(text for text, _ in example) for example in shown]
+
+
+def _answers(job: JobConfig) -> Lesson:
+    """Lessons that show the rows' answers."""
+
+    def lesson(rows: list[Row], noise: float, draw: random.Random) -> list[Example]:
+        answers = [str((row if draw.random() >= noise else draw.choice(rows)).answer) for row in rows]
+        prompts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
+        return [[(prompt, False), (answer, True)] for prompt, answer in zip(prompts, answers, strict=True)]
+
+    return lesson
+
+
+def _padded(examples: list[Example], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, int64[B, T]; labels are -100 on what the model does not say, and on padding."""
     rows: list[list[int]] = []
-    prompts: list[int] = []
-    for prompt, answer in examples:
-        prompt_ids = tokenizer(prompt)["input_ids"]
-        rows.append([*prompt_ids, *tokenizer(answer)["input_ids"], tokenizer.eos_token_id])
-        prompts.append(len(prompt_ids))
+    said: list[list[int]] = []
+    for example in examples:
+        row: list[int] = []
+        labels: list[int] = []
+        for text, by_model in example:
+            ids = [*tokenizer(text)["input_ids"], *([tokenizer.eos_token_id] if by_model else [])]
+            row += ids
+            labels += ids if by_model else [_NO_LABEL] * len(ids)
+        rows.append(row)
+        said.append(labels)
     width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), tokenizer.pad_token_id, dtype=torch.long)
-    labels = torch.full_like(ids, -100)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        labels[i, prompts[i] : len(row)] = ids[i, prompts[i] : len(row)]
-    return ids, labels
+    ids = [row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows]
+    padded = [row + [_NO_LABEL] * (width - len(row)) for row in said]
+    return torch.tensor(ids), torch.tensor(padded)
 
 
 def _reporter(file: Path, every_s: float) -> OnStep:

@@ -158,6 +158,6 @@ def _lives(record: dict[str, Any]) -> bool:
 def _refusal(run_dir: Path, record: dict[str, Any]) -> str:
     pid, host = record.get("pid", "?"), record.get("host", "?")
     return (
-        f"{run_dir} is in use by process {pid} on {host}: a run goes on there; "
+        f"{run_dir} is in use by process {pid} on {host}: a run or a head goes on there; "
         "look at it with headrace ctl status, end it with Ctrl-C there, or choose another directory"
     )

@@ -191,11 +191,12 @@ class Supervisor(Actor):
         running, child.running = child.running, None
         lived_s = self.ctx.now() - child.ready_s if running is not None else 0.0
         child.state, child.reason = str(end.cause), str(end.reason or "")
-        child.settled.clear()
         if running is not None:
             self._tell("exited", child, end.cause, end.detail, running.incarnation)
         if self._ending or self._children.get(child.spec.name) is not child:
+            child.settled.set()  # nothing follows: whoever waits for it would wait for ever
             return
+        child.settled.clear()
         plan = decide(self._strategy, [c.view() for c in self._children.values()], child.spec.name, end.cause)
         if not plan.start:
             child.settled.set()

@@ -126,7 +126,8 @@ class FakeWorker(Actor):
             self.ahead.append(order)
             return
         for work in order.work:
-            self.versions.append(work.step - self.version)
+            if work.step >= 0:
+                self.versions.append(work.step - self.version)
             for sample in work.samples:
                 self.assigned += 1
                 at = len(sample.generated)
@@ -194,6 +195,8 @@ class FakeRewards(Actor):
         self.delay_s = 0.005
         self.asked: list[tuple[int, int]] = []
         self.shown: list[ShowSamples] = []
+        self.held_out = 5
+        """Prompts of the evaluation."""
         self.answers: list[int] = []
         """Lengths of reference answers, if any. With them every step has the prompts of the first."""
 
@@ -220,7 +223,8 @@ class FakeRewards(Actor):
 
     @handles(ReadPrompts)
     async def read(self, question: ReadPrompts) -> PromptsRead:
-        last = min(question.start + question.count, self.prompts)
+        there = self.held_out if question.evaluation else self.prompts
+        last = min(question.start + question.count, there)
         prompts = [self.prompt(p) for p in range(question.start, last)]
         return PromptsRead(prompts=prompts, exhausted=last < question.start + question.count)
 
@@ -245,6 +249,10 @@ class FakeTrainer(Actor):
         self.train_s = 0.03
         self.checkpoint_s = 0.0
         self.metrics = {"kl": 0.5, "trainer_idle_fraction": 0.25}
+        self.spared: list[tuple[int, ...]] = []
+        """Checkpoints that were to stay, as it was told with each commit."""
+        self.directory: Path | None = None
+        """Where it makes directories of its checkpoints; None: they are names alone."""
 
     async def on_start(self) -> None:
         offer = RegisterService(job="j", role="trainer", address=self.ctx.self_address)
@@ -302,6 +310,7 @@ class FakeTrainer(Actor):
                 policy_version=self.step, metrics=self.metrics,
             )  # fmt: skip
             answer = await scheduler.ask(commit, Committed)
+            self.spared.append(answer.spared)
             if answer.checkpoint:
                 await self.ctx.sleep(self.checkpoint_s)
                 await self.checkpoint(final=answer.stop)
@@ -309,7 +318,11 @@ class FakeTrainer(Actor):
                 return self.ctx.stop("completed")
 
     async def checkpoint(self, *, final: bool) -> None:
-        taken = CheckpointTaken(job="j", step=self.step, path=f"step_{self.step:06d}", final=final)
+        name = f"step_{self.step:06d}"
+        if self.directory is not None:
+            (self.directory / name).mkdir(exist_ok=True)
+            name = str(self.directory / name)
+        taken = CheckpointTaken(job="j", step=self.step, path=name, final=final)
         await self.ctx.ref(self.scheduler).ask(taken, Acknowledged)
 
 

@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.environments.prompts.rows import Row
+from actors.environments.scoring.batches import Asked
+from actors.environments.scoring.examples import Example
+from actors.environments.scoring.model_scorer import ModelScorer
 from benchmarks import ppo
 from benchmarks._processes import ROOT
 from benchmarks.bare_loop import BareLoop
-from benchmarks.bare_ppo import PpoLearner
+from benchmarks.bare_ppo import LearnedReward, PpoLearner
 from configs.loader import load_job
 from supervisors.jobs.model_preparation import prepare_model
+from tests.reward_model import save_reward_model
 
 SMALL = [
     "model.hidden=32",
@@ -27,6 +32,8 @@ SMALL = [
     "critic.warmup_steps=1",
     "metrics.tensorboard=false",
 ]
+VERIFIER = "reward={kind: reasoning_gym}"
+LEARNED = ["reward.train.pairs=300", "reward.train.steps=20"]
 JOB = ROOT / "benchmarks" / "ppo.yaml"
 
 
@@ -37,8 +44,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_bare_loop_trains_the_critic_first_and_then_both(model: Path) -> None:
     threads = torch.get_num_threads()
-    learner = PpoLearner(load_job(JOB, SMALL), model)
-    loop = BareLoop(load_job(JOB, SMALL), model, threads=(1, 1), learner=learner)
+    job = load_job(JOB, [*SMALL, VERIFIER])
+    learner = PpoLearner(job, model)
+    loop = BareLoop(job, model, threads=(1, 1), learner=learner)
 
     def sums() -> tuple[float, float]:
         both = learner._of_policy, learner._of_critic
@@ -53,6 +61,18 @@ def test_the_bare_loop_trains_the_critic_first_and_then_both(model: Path) -> Non
     after = sums()
     assert (before[0] == warm[0], before[1] == warm[1]) == (True, False)
     assert (warm[0] == after[0], warm[1] == after[1]) == (False, False)
+
+
+def test_the_bare_loops_learned_reward_is_what_a_job_scores_with(tmp_path: Path) -> None:
+    path = save_reward_model(tmp_path / "model", template=None)
+    job = load_job(JOB, [f"reward={{kind: model, path: {path}}}", "data.template='{prompt}='"])
+    texts = ["12", "", "345?"]
+    rows = [Row(prompt=prompt, answer="", index=0, extra={}) for prompt in ("1+2", "3", "4+5")]
+    scorer = ModelScorer("reward", job.reward)
+    both = zip(rows, texts, strict=True)
+    asked = [Asked(text, Example(row.prompt, "", 0, {}), job.data) for row, text in both]
+    wanted = [found.reward for found in scorer.score(asked, lambda: None)]
+    assert LearnedReward(job)(rows, texts).tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 def row(reward: float) -> dict[str, float]:
@@ -73,12 +93,16 @@ def test_curves_are_the_same_if_they_end_no_further_apart_than_seeds_do() -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_bench_ppo_prints_both_curves_and_the_ratio(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = [part for override in SMALL for part in ("--set", override)]
+@pytest.mark.parametrize("reward", ["verifier", pytest.param("learned", marks=pytest.mark.long)])
+def test_bench_ppo_prints_both_curves_and_the_ratio(
+    model: Path, capsys: pytest.CaptureFixture[str], reward: str
+) -> None:
+    settings = SMALL + (LEARNED if reward == "learned" else [])
+    sets = ["--reward", reward, *(part for override in settings for part in ("--set", override))]
     short = ["--steps", "3", "--seeds", "1", "--skip", "1", "--threads", "1:1", "--cores", "64", "--model", str(model)]
     assert ppo.main(["--json", *short, *sets]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["ratio"] > 0
+    assert found["ratio"] > 0 and found["reward"] == reward
     assert [len(found["curves"][name][0]) for name in ("ours", "bare")] == [3, 3]
     assert found["lost"] == found["twice"] == 0
     assert found["kl_last_quarter"]["ours"][0] >= -0.1

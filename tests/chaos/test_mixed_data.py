@@ -85,4 +85,4 @@ def test_a_run_that_was_killed_goes_on_with_the_same_prompts_in_the_same_order(
         assert row["source_hub_reward_mean"] is not None
     shown = [json.loads(line) for line in (run.run_dir / "samples.jsonl").read_text().splitlines()]
     assert {sample["source"] for sample in shown} <= {"hub", "own"}
-    assert all(sample["reward"] == 2.0 * sample["reward_mark"] for sample in shown)
+    assert all(sample["reward"] == 2.0 * sample["reward_parts"]["mark"] for sample in shown)

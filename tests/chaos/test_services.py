@@ -126,6 +126,7 @@ STEPS = 14
 
 
 SEEDS = {"first": 7, "second": 8, "third": 9}
+PPO_SEEDS = {"left": 10, "right": 11}
 
 
 def torch_job(model: Path, name: str, **trainer: Any) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def torch_job(model: Path, name: str, **trainer: Any) -> dict[str, Any]:
     long_answers = {"workers": 1, "max_tokens": 48, "engine_options": {"tokens_per_step": 1}}
     return SMALL_JOB | {
         "name": name,
-        "seed": SEEDS[name],
+        "seed": SEEDS.get(name, 0),
         "steps": STEPS,
         "model": {"source": "hf", "path": str(model)},
         "sync": {"mode": mode},
@@ -147,13 +148,20 @@ def torch_job(model: Path, name: str, **trainer: Any) -> dict[str, Any]:
     }
 
 
+def ppo_job(model: Path, name: str, **trainer: Any) -> dict[str, Any]:
+    """As ``torch_job``, with a critic and a reference; the critic learns alone for three steps."""
+    rule = {"name": "ppo", "group_size": 1, "prompts_per_step": 24, "kl_coefficient": 0.05}
+    rest = {"seed": PPO_SEEDS[name], "algorithm": rule, "critic": {"lr": 1e-3, "warmup_steps": 3}}
+    return torch_job(model, name, **trainer) | rest
+
+
 def torch_jobs(model: Path, names: Iterable[str], **trainer: Any) -> list[dict[str, Any]]:
-    return [torch_job(model, name, **trainer) for name in names]
+    return [(ppo_job if name in PPO_SEEDS else torch_job)(model, name, **trainer) for name in names]
 
 
-def room_for_one(model: Path) -> dict[str, Any]:
-    """A service that parks the state of one job whenever it is another one's turn."""
-    each = state_bytes(model, dtype="float32", replicas=1)
+def room_for_one(model: Path, *, trained: int = 1) -> dict[str, Any]:
+    """A service that parks the state of one job whenever it is another one's turn; of ``trained`` models a job."""
+    each = trained * state_bytes(model, dtype="float32", replicas=1)
     budget, host = int(1.5 * each), (len(SEEDS) + 2) * each + (1 << 26)
     return {"services": [{"name": "train-0", "threads": 1, "memory_bytes": budget, "host_bytes": host}]}
 
@@ -206,14 +214,14 @@ def go_on(run: HeadraceJobs, steps: int) -> None:
     run.wait_until(f"{steps} steps of each", lambda: min(len(job.rows()) for job in jobs) >= steps)
 
 
-def finish_as_unshared(run: HeadraceJobs, unshared: Unshared) -> None:
+def finish_as_unshared(run: HeadraceJobs, unshared: Unshared, *more_files: str) -> None:
     """Samples with their rewards, losses, and the hash of each file of the last checkpoint."""
     summaries, alone = run.finish(), unshared.come_to(*run.jobs)
     for name, job in run.jobs.items():
         samples, losses, files = came_to(job, summaries[name])
         assert samples == alone[name][0]
         assert losses == alone[name][1]
-        assert {"model.safetensors", "trainer/weights.safetensors"} <= set(files)
+        assert {"model.safetensors", "trainer/weights.safetensors", *more_files} <= set(files)
         assert files == alone[name][2]
         assert (summaries[name]["prompts_lost"], summaries[name]["samples_trained_twice"]) == (0, 0)
     moved = [row for job in run.jobs.values() for row in job.rows() if row["switch_s"] > 0]
@@ -278,3 +286,19 @@ def test_three_jobs_that_share_a_service_come_to_what_they_do_alone(
         kill_while_it_computes(run, run.wait_until("the service", lambda: run.pid_of("train-0")))
     finish_as_unshared(run, unshared)
     assert [lives(run, name, "trainer") for name in SEEDS] == [1 if harm == "nobody" else 2] * len(SEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ppo_jobs_that_share_a_service_come_to_what_they_do_alone_if_it_is_killed_as_it_computes(
+    headrace_jobs: Callable[..., HeadraceJobs], small_model: Path, unshared: Unshared
+) -> None:
+    """Policy, critic and reference of each are one bundle; killed in the critic's warm-up and after it."""
+    jobs = torch_jobs(small_model, PPO_SEEDS, service="train-0")
+    run = headrace_jobs(jobs, services=room_for_one(small_model, trained=2))
+    for steps in (2, 6):
+        go_on(run, steps)
+        kill_while_it_computes(run, run.wait_until("the service", lambda: run.pid_of("train-0")))
+    finish_as_unshared(run, unshared, "trainer/critic.safetensors")
+    assert 2 * len(PPO_SEEDS) < sum(lives(run, name, "trainer") for name in PPO_SEEDS) <= 3 * len(PPO_SEEDS)

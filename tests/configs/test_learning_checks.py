@@ -58,6 +58,13 @@ def test_a_job_that_was_written_down_is_the_same_once_read(name: str) -> None:
             "algorithm.importance_floor: 0.5 is not below algorithm.importance_cap 0.4",
         ),
         ({"overlong": {"buffer_tokens": 8}}, {"rollout": {"max_tokens": 8}}, "algorithm.overlong.buffer_tokens: 8 is"),
+        ({"name": "dapo"}, {"sync": {"mode": "async"}}, "sync.mode: async begins a step before it is known"),
+        ({"name": "ppo", "filter": "spread"}, {}, "algorithm.filter: spread, but ppo learns from equal rewards"),
+        (
+            {"name": "dapo"},
+            {"rollout": {"length_ranking": "history"}},
+            "rollout.length_ranking: plans a step by its first prompts",
+        ),
         ({"loss": "no_such:f"}, {}, "algorithm.loss: there is no module 'no_such'"),
         ({"advantage": "rewards"}, {}, "algorithm.advantage: 'rewards' is not of the form"),
         (

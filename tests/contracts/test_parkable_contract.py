@@ -22,7 +22,7 @@ from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.errors import ParkedStateDamaged, StateParked
 from actors.trainer.parking import SUMS, TRAINED, Parkable, StoredPart
-from tests.contracts.test_train_backend_contract import judged, samples, whole
+from tests.contracts.test_train_backend_contract import ADAPTER, judged, samples, whole
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 LOSS = LossSpec()
@@ -34,6 +34,7 @@ WORLDS = [
     ("torch", {"dtype": "bfloat16"}),
     ("torch", {"replicas": 2, "threads": 2}),
     ("torch", {"replicas": 2, "threads": 2, "dtype": "bfloat16"}),
+    ("torch", {"adapter": ADAPTER, "replicas": 2, "threads": 2, "dtype": "bfloat16"}),
     ("simulated", {"critic_warmup": 1}),
     ("torch", {"critic_warmup": 1, "replicas": 2, "threads": 2, "dtype": "bfloat16"}),
     pytest.param(("torch", {"device": "cuda"}), marks=pytest.mark.gpu),

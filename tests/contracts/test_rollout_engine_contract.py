@@ -1,17 +1,22 @@
-"""What every rollout engine promises, over all kinds: torch (fused and generic, on CPU and CUDA), simulated, vllm."""
+"""What every rollout engine promises, over all kinds: torch (fused and generic, on CPU and CUDA), simulated, vllm.
+
+The kinds that end in ``-adapter`` serve versions that are adapters of the checkpoint.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
+from actors.host.adapter import AdapterSpec, tensor_names
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine, StepOutput
@@ -30,9 +35,14 @@ KINDS = {
     "torch-timed-steps": ("torch", {"step_ms": 1e-6}),
     "torch-fused-cuda": ("torch", {"decoder": "fused", "tokens_per_step": 1}),
     "torch-generic-cuda": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
+    "torch-fused-adapter": ("torch", {"decoder": "fused", "tokens_per_step": 1}),
+    "torch-generic-adapter": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
     "simulated": ("simulated", {"vocab": VOCAB, "base_s": 0.0, "decode_s": 0.0, "prefill_s": 0.0, "load_s": 0.0}),
     "vllm": ("vllm", {"step_ms": 0}),
+    "vllm-adapter": ("vllm", {"step_ms": 0}),
 }
+ADAPTER = AdapterSpec(rank=4, alpha=8.0)
+Weights = Callable[..., tuple[dict[str, np.ndarray], dict[str, str]]]
 WORLDS = [pytest.param(kind, marks=pytest.mark.gpu if kind.endswith("-cuda") else ()) for kind in KINDS]
 
 
@@ -53,30 +63,42 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), vocab=VOCAB, hidden=64, heads=2, kv_heads=1)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=WORLDS)
-async def started(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterator[RolloutEngine]:
+@pytest.fixture(scope="module", params=WORLDS)
+def world(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def weights(world: str, checkpoint: Path) -> Weights:
+    """Those of the checkpoint, or with ``shift`` others."""
+    return partial(adapter_weights_of if world.endswith("-adapter") else weights_of, checkpoint)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(world: str, checkpoint: Path) -> AsyncIterator[RolloutEngine]:
     """One engine of each kind: vLLM takes seconds to start."""
-    kind, options = KINDS[request.param]
+    kind, options = KINDS[world]
     if kind == "vllm" and importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
         pytest.skip("vllm is not installed (make vllm); set HEADRACE_REQUIRE_VLLM=1 to fail instead")
     made = create_engine(kind)
-    device = "cuda" if request.param.endswith("-cuda") else "cpu"
+    device, adapter = "cuda" if world.endswith("-cuda") else "cpu", ADAPTER if world.endswith("-adapter") else None
     spec = EngineSpec(
-        model_path=checkpoint, device=device, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=options
-    )
+        model_path=checkpoint, device=device, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=options,
+        adapter=adapter,
+    )  # fmt: skip
     await made.start(spec)
     yield made
     await made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def engine(started: RolloutEngine, checkpoint: Path) -> RolloutEngine:
+async def engine(started: RolloutEngine, weights: Weights) -> RolloutEngine:
     """Empty, with the weights of the checkpoint as version 0."""
     started.abort(range(100))
     while started.has_work:
         await started.step()
     if started.policy_version != 0:
-        await started.load_weights(*weights_of(checkpoint), 0, in_flight="recompute")
+        await started.load_weights(*weights(), 0, in_flight="recompute")
     return started
 
 
@@ -304,18 +326,18 @@ async def test_prefilled_tokens_and_those_that_were_at_hand_are_together_those_o
 
 
 async def test_what_begins_with_what_others_began_with_says_what_it_says_alone_and_is_computed_once(
-    engine: RolloutEngine, checkpoint: Path
+    engine: RolloutEngine, weights: Weights
 ) -> None:
     """Alone: each first with weights that have just been loaded, so that nothing is at hand."""
     asked = [ask(n, prompt=n, ids=[*SYSTEM, *range(3 + n, 12 + 2 * n)], max_tokens=9) for n in range(4)]
     asked += [ask(4 + n, prompt=n, ids=asked[n].prompt_ids.tolist(), generated=[7, 8, 9], max_tokens=9) for n in (0, 2)]
     alone: dict[int, Sample] = {}
     for request in asked:
-        await engine.load_weights(*weights_of(checkpoint), 0, in_flight="keep")
+        await engine.load_weights(*weights(), 0, in_flight="keep")
         said, computed, spared = await prefilled_by(engine, request)
         assert (computed, spared) == (len(request.prompt_ids) + len(request.generated), 0)
         alone |= said
-    await engine.load_weights(*weights_of(checkpoint), 0, in_flight="recompute")
+    await engine.load_weights(*weights(), 0, in_flight="recompute")
     together, computed, spared = await prefilled_by(engine, *asked)
     assert {n: sample.tokens for n, sample in together.items()} == {n: sample.tokens for n, sample in alone.items()}
     for n, sample in together.items():
@@ -336,25 +358,39 @@ def weights_of(checkpoint: Path, *, shift: float = 0.0) -> tuple[dict[str, np.nd
     return tensors, {name: str(array.dtype) for name, array in tensors.items()}
 
 
+def adapter_weights_of(checkpoint: Path, *, shift: float = 0.0) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    generator, tensors = np.random.default_rng(5), dict[str, np.ndarray]()
+    for name, array in weights_of(checkpoint)[0].items():
+        if array.ndim == 2 and "embed" not in name:
+            a, b = tensor_names(name.removesuffix(".weight"))
+            tensors[a] = generator.standard_normal((ADAPTER.rank, array.shape[1])).astype(np.float32)
+            tensors[b] = shift / 8 * generator.standard_normal((array.shape[0], ADAPTER.rank)).astype(np.float32)
+    return tensors, dict.fromkeys(tensors, "float32")
+
+
 @pytest.mark.parametrize("in_flight", ["keep", "recompute"])
 async def test_a_new_version_takes_effect_between_steps_and_rows_say_which_version_made_them(
-    engine: RolloutEngine, checkpoint: Path, in_flight: str
+    engine: RolloutEngine, world: str, weights: Weights, in_flight: str
 ) -> None:
     engine.add([ask(0, max_tokens=12), ask(1, prompt=1, max_tokens=12)])
     samples: dict[int, Sample] = {}
     record(await engine.step(), samples)
     done = len(samples[0].tokens)
-    await engine.load_weights(*weights_of(checkpoint, shift=0.2), 5, in_flight=in_flight)  # type: ignore[arg-type]
+    if (world, in_flight) == ("vllm-adapter", "keep"):  # refused in the job file, and if it comes all the same
+        with pytest.raises(EngineError, match="use recompute"):
+            await engine.load_weights(*weights(shift=0.2), 5, in_flight="keep")
+        return
+    await engine.load_weights(*weights(shift=0.2), 5, in_flight=in_flight)  # type: ignore[arg-type]
     assert engine.policy_version == 5
     await finish(engine, samples)
     assert samples[0].versions == [0] * done + [5] * (12 - done)
 
 
-async def test_a_load_that_does_not_fit_changes_nothing(engine: RolloutEngine, checkpoint: Path) -> None:
-    tensors, dtypes = weights_of(checkpoint)
+async def test_a_load_that_does_not_fit_changes_nothing(engine: RolloutEngine, weights: Weights) -> None:
+    tensors, dtypes = weights()
     await engine.load_weights(tensors, dtypes, 1, in_flight="recompute")
     before = await run(engine, *(ask(n, prompt=n) for n in range(3)))
-    other, _ = weights_of(checkpoint, shift=1.0)
+    other, _ = weights(shift=1.0)
     name = max(other)
     wrong_shape = other | {name: np.zeros((3, 3), np.float32)}
     missing = {key: value for key, value in other.items() if key != name}
@@ -368,7 +404,7 @@ async def test_a_load_that_does_not_fit_changes_nothing(engine: RolloutEngine, c
 
 @pytest.mark.parametrize("level", [1, 2])
 async def test_sequences_survive_sleep_and_level_2_demands_a_load(
-    engine: RolloutEngine, checkpoint: Path, level: int
+    engine: RolloutEngine, weights: Weights, level: int
 ) -> None:
     whole = (await run(engine, ask(0, max_tokens=12)))[0]
     engine.add([ask(1, max_tokens=12)])
@@ -379,7 +415,7 @@ async def test_sequences_survive_sleep_and_level_2_demands_a_load(
     if level == 2:
         with pytest.raises(EngineError):
             await engine.step()
-        await engine.load_weights(*weights_of(checkpoint), 0, in_flight="recompute")
+        await engine.load_weights(*weights(), 0, in_flight="recompute")
     await finish(engine, samples)
     assert samples[1].tokens == whole.tokens
 
@@ -451,7 +487,7 @@ async def test_an_unknown_kind_and_a_missing_checkpoint_are_refused_by_name(tmp_
 
 
 async def test_after_recompute_running_samples_go_on_as_if_the_new_version_had_read_them_from_the_start(
-    engine: RolloutEngine, checkpoint: Path
+    engine: RolloutEngine, weights: Weights
 ) -> None:
     if engine.kind == "simulated":
         pytest.skip("the simulated engine has no model")
@@ -459,7 +495,7 @@ async def test_after_recompute_running_samples_go_on_as_if_the_new_version_had_r
     samples: dict[int, Sample] = {}
     record(await engine.step(), samples)
     done = [list(samples[n].tokens) for n in range(3)]
-    await engine.load_weights(*weights_of(checkpoint, shift=0.3), 1, in_flight="recompute")
+    await engine.load_weights(*weights(shift=0.3), 1, in_flight="recompute")
     await finish(engine, samples)
     fresh = await run(engine, *(ask(10 + n, prompt=n, max_tokens=14, generated=done[n]) for n in range(3)))
     for n in range(3):

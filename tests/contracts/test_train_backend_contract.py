@@ -1,6 +1,7 @@
 """What every train backend promises (``actors/trainer/backend.py``), asserted for all kinds; torch on CPU and CUDA.
 
-A training service is a kind of its own, over each of the others: jobs that share one, asked over a transport.
+A training service is a kind of its own, over each of the others: jobs that share one, asked over a transport. Kinds
+that end in ``-adapter`` train an adapter of the policy.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.host.adapter import AdapterSpec
 from actors.protocol.weights import Manifest
 from actors.train_service.residency import remove_parked
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, MicroBatch, TrainBackend
@@ -26,9 +28,17 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 
 KINDS: dict[str, type[TrainBackend]] = {"torch": TorchBackend, "simulated": SimulatedBackend}
 LOSS = LossSpec()
+ADAPTER = AdapterSpec(rank=4, alpha=8.0)
 QUEUE = {"gap_s": 0.01}
 """A test's jobs take turns within one coroutine: none of them has anything to do while the other has."""
-WORLDS = [*sorted(KINDS), "service:torch", "service:simulated", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
+WORLDS = [
+    *sorted(KINDS),
+    "torch-adapter",
+    "service:torch",
+    "service:torch-adapter",
+    "service:simulated",
+    pytest.param("torch-cuda", marks=pytest.mark.gpu),
+]
 Start = Callable[..., Awaitable[TrainBackend]]
 
 
@@ -42,7 +52,8 @@ async def start(
     request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Start]:
     started: list[TrainBackend] = []
-    name, _, device = request.param.partition("-")
+    name, _, variant = request.param.partition("-")
+    device, adapter = ("cpu", ADAPTER) if variant == "adapter" else (variant or "cpu", None)
     kind, shared = name.removeprefix("service:"), name.startswith("service:")
     directory = tmp_path_factory.mktemp("service")
     world = ServiceWorld(directory, make=lambda kind: KINDS[kind](), backend=kind, jobs_max=8, queue=QUEUE)
@@ -53,7 +64,8 @@ async def start(
         backend = (await world.trainer(f"j{len(started)}")).backend if shared else KINDS[kind]()
         critic = CriticSpec(model_path=model_path, learning_rate=0.02, warmup_steps=critic_warmup or 0)
         changes["critic"] = None if critic_warmup is None else critic
-        spec = BackendSpec(model_path=model_path, device=device or "cpu", learning_rate=0.01, **changes)  # type: ignore[arg-type]
+        fixed = {"model_path": model_path, "device": device, "learning_rate": 0.01, "adapter": adapter}
+        spec = BackendSpec(**(fixed | changes))  # type: ignore[arg-type]
         await backend.start(spec)
         started.append(backend)
         return backend

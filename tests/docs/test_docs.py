@@ -168,7 +168,7 @@ def test_every_key_and_limit_that_is_named_exists(page: Path) -> None:
     known = {*schema_keys(), *(key.rpartition(".")[0] for key in schema_keys())}
     sections = {key.split(".")[0] for key in known if "." in key}
     named = [s for s in spans(page) if re.fullmatch(r"[a-z]+\.[a-z_0-9]+", s) and s.split(".")[0] in sections]
-    files = {"metrics.jsonl", "metrics.md", "limits.md", "model.json", "model.safetensors"}
+    files = {"metrics.jsonl", "eval.jsonl", "metrics.md", "limits.md", "model.json", "model.safetensors"}
     assert [name for name in named if name not in known | files] == []
 
 

@@ -34,9 +34,13 @@ from actors.environments.errors import SourceUnreadable
 from actors.environments.prompts.seen_rows import SeenRows
 from actors.environments.prompts.text_rows import TextRows
 from actors.fleet.inflow import joined
+from actors.gateway.errors import HttpProblem
+from actors.gateway.requests import ChatRequest, GenerateRequest, parsed
 from actors.ledger import events as ev
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger import Ledger
+from actors.protocol.episodes import EpisodeName
+from actors.protocol.session_keys import BadKey, SessionKeys
 from actors.protocol.tokens import ROW, TOKEN, TokenReport
 from actors.protocol.weights import Manifest
 from actors.protocol.work import EngineStats, SamplingParams
@@ -301,6 +305,28 @@ def _seen(path: Path) -> object:
     return [seen.place_of(kept) for kept in range(9)]
 
 
+_CHAT: Final = (
+    b'{"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", '
+    b'"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}], "tools": [{"function": {"name": '
+    b'"f"}}], "stop": ["x"], "max_tokens": 9, "temperature": 0.5, "stream_options": {"include_usage": true}}'
+)
+_GENERATE: Final = b'{"token_ids": [5, 6], "sampling_params": {"max_tokens": 9, "logprobs": 1, "stop": "x"}}'
+_KEYS: Final = SessionKeys("hr-admin-x", "job")
+
+
+def _chat(data: bytes) -> object:
+    asked = parsed(data, ChatRequest)
+    return asked.question(is_retry=False, with_tokens=False), asked.ignored({"temperature": 1.0})
+
+
+def _generate(data: bytes) -> object:
+    return parsed(data, GenerateRequest).question(is_retry=False)
+
+
+def _session_key(data: bytes) -> object:
+    return _KEYS.read(data.decode("latin-1"))
+
+
 def _files() -> list[Target]:
     plan = b"seed: 1\nfaults:\n  - {kind: kill, target: {name: rollout-0}, at_s: 3}\n"
     sky = b'{"metadata": {"gap_seconds": 300}, "data": [1, 2, 0]}'
@@ -319,6 +345,9 @@ def _files() -> list[Target]:
         Target("seen_rows", _from_file(_seen, ".jsonl"), (), [seen]),
         Target("override", _override, (yaml.YAMLError,), [b"[1, {a: b}]"]),
         Target("control_request", _request, (ControlError,), _requests()),
+        Target("chat_request", _chat, (HttpProblem,), [_CHAT]),
+        Target("generate_request", _generate, (HttpProblem,), [_GENERATE]),
+        Target("session_key", _session_key, (BadKey,), [_KEYS.sign(EpisodeName(3, 7, 1, 1)).encode()]),
     ]
 
 

@@ -4,7 +4,7 @@
 
     actors        core ← host ← protocol ← ledger ← fleet ← scheduler        policies are pure, and below the ledger
                   every other role stands on core, host and protocol         those who pull may use the weights' client
-                  reward_training reads data and text as environments does
+                  reward_training and gateway read data and text as environments does; gateway, end tokens as jobs does
     supervisors   tree ← faults ← machine ← jobs ← nemesis ← head ← simulation, api ← cli
 
 ``ACTORS`` and ``SUPERVISORS`` say it room by room. There is no import circle between files. Imports for type checkers
@@ -45,6 +45,7 @@ ACTORS = {
     "trainer": ROLE,
     "train_service": ROLE | {"trainer", "policies"},
     "environments": ROLE,
+    "gateway": ROLE | {"environments", "jobs"},
     "reward_training": ROLE | {"environments"},
     "weights": ROLE,
     "ranker": ROLE,

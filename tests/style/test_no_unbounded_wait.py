@@ -81,6 +81,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool.start", "self._exchanges"),
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/core/patience.py", "ask_patiently", "renew()"),
+        ("actors/gateway/http.py", "Http.guard", "handler(request)"),
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
         ("actors/train_service/turns.py", "Turns._grant", "waiting.prepare()"),
         ("supervisors/jobs/abandonable.py", "Abandonable.run", "task"),
@@ -154,6 +155,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "asyncio.to_thread(job_from_mapping, job, 'the submitted job')"),
     ],
     "it is asked not to block (LOCK_NB)": [
+        ("actors/reward_training/train.py", "_take", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("actors/train_service/parked_files.py", "ParkedFiles.open",
          "fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("actors/weights/segments.py", "hold", "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)"),

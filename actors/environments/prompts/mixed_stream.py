@@ -21,6 +21,7 @@ from actors.environments.prompts.prompt_stream import PromptStream, checked_code
 from actors.environments.prompts.rows import Source
 from configs.data_mix import Mix
 from configs.schema import JobConfig
+from configs.task_schema import DataConfig
 
 
 class Stream(Protocol):
@@ -31,8 +32,14 @@ class Stream(Protocol):
         ...
 
 
-def open_stream(job: JobConfig, model_path: Path, run_dir: Path | None, sources: Mapping[str, Source]) -> Stream:
-    """The stream of ``job``, whose ``sources`` are open."""
+def open_stream(
+    job: JobConfig,
+    model_path: Path,
+    run_dir: Path | None,
+    sources: Mapping[str, Source],
+    named: Mapping[str, DataConfig] | None = None,
+) -> Stream:
+    """The stream of ``job``, whose ``sources`` are open. ``named``: sources of its data by other names than theirs."""
     codec = checked_codec(model_path, job.data)
     streams = {
         name: PromptStream(
@@ -43,10 +50,10 @@ def open_stream(job: JobConfig, model_path: Path, run_dir: Path | None, sources:
             name=name,
             codec=codec.for_data(data),
         )
-        for name, data in job.data.sources.items()
+        for name, data in (named or job.data.sources).items()
     }
     if not job.data.mix:
-        return streams[""]
+        return next(iter(streams.values()))
     return MixedStream(streams, Mix.of(job.data, job.seed), job.limits.message_max_bytes // 4)
 
 

@@ -64,7 +64,7 @@ class PromptSource(RegisteredActor):
         limits = self.ctx.limits
         try:  # the pool gives up first, unless all of its processes score
             async with asyncio.timeout(limits.read_timeout_s + limits.ask_timeout_s / 2), self._reading:
-                read = await self._pool.read(message.start, message.count)
+                read = await self._pool.read(message.start, message.count, evaluation=message.evaluation)
         except SourceUnreadable as error:
             raise PromptsUnreadable(str(error)) from error
         except TimeoutError as error:

@@ -49,6 +49,13 @@ def open_sources(job: JobConfig) -> dict[str, Source]:
     return {name: open_source(data, job.seed, compares=text, tasks=tasks) for name, data in job.data.sources.items()}
 
 
+def open_all_sources(job: JobConfig) -> dict[str, Source]:
+    """Those, and the sources of the evaluation, whose generated tasks are other ones. Raises as ``open_source``."""
+    text, seed = compares(job.reward), job.evaluation.seed
+    held_out = job.eval.sources if job.eval is not None else {}
+    return open_sources(job) | {name: open_source(data, seed, compares=text) for name, data in held_out.items()}
+
+
 def stream_index(data: DataConfig, seed: int, length: int, ordinal: int) -> int | None:
     """Which row the ``ordinal``-th prompt of the stream is; None after the last epoch."""
     epoch, position = divmod(ordinal, length)

@@ -17,7 +17,7 @@ from typing import Any
 
 from actors.environments.errors import RewardError, RewardRefused
 from actors.environments.prompts.rows import Source
-from actors.environments.prompts.sources import open_sources
+from actors.environments.prompts.sources import open_all_sources
 from actors.environments.scoring.batches import Asked, BatchScorer, Found
 from actors.environments.scoring.examples import Examples, source_of
 from actors.environments.scoring.scorer_frames import Answer, Send, Verdict, as_text
@@ -37,7 +37,7 @@ def batch_scorer(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
         from actors.environments.scoring.model_scorer import ModelScorer
 
         scorer = ModelScorer(where, reward)
-    sources = open_sources(job) if order["rows"] else {}
+    sources = open_all_sources(job) if order["rows"] else {}
     serving = _Serving(job, f"{where}.kind {reward.kind}", scorer, sources, send)
     return serving.answer
 
@@ -70,7 +70,7 @@ class _Serving:
         """Score the first row of every source with its own answer; returns what people are to be warned of."""
         warnings: list[str] = []
         for name, source in self._sources.items():
-            data = self._job.data.sources[name]
+            data = self._job.all_sources[name]
             for example in first_examples(data, self._job.seed, source)[:1]:
                 response = example.answer if isinstance(example.answer, str) else ""
                 began_s = monotonic()
@@ -87,7 +87,7 @@ class _Serving:
         asked: dict[int, Asked] = {}
         for i, (response, context) in enumerate(items):
             try:
-                data = self._job.data.sources.get(source_of(context), self._job.data)
+                data = self._job.all_sources.get(source_of(context), self._job.data)
                 asked[i] = Asked(response, self._examples.of(context), data)
             except RewardError as error:
                 verdicts[i] = self._verdict(Found(None, str(error)))

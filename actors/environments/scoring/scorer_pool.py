@@ -138,14 +138,15 @@ class ScorerPool:
             return PoolVerdict(None, f"reward.parts: their weighted sum is {total}; expected a finite number")
         return PoolVerdict(total, "", parts, any(verdict.cut for verdict in verdicts))
 
-    async def read(self, start: int, count: int) -> dict[str, Any]:
-        """Read prompts, as ``PromptStream.read`` does, for about ``limits.read_slice_s``.
+    async def read(self, start: int, count: int, *, evaluation: bool = False) -> dict[str, Any]:
+        """Read prompts, as ``PromptStream.read`` does, for about ``limits.read_slice_s``: of training, or to evaluate.
 
         Raises:
             SourceUnreadable: the data set cannot be read, now or later; says where.
             ScorerBroken, ScorerTimedOut: the process failed, or the machine; ask again.
         """
-        return await self._exchange(self._free_reader, lambda process: process.read(read=(start, count)))
+        what = "read_evaluation" if evaluation else "read"
+        return await self._exchange(self._free_reader, lambda process: process.read(**{what: (start, count)}))
 
     async def answers(self, contexts: Sequence[bytes]) -> list[str]:
         """The right answer of each row, as text for people. Raises as ``read`` does."""

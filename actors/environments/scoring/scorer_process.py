@@ -13,6 +13,8 @@ Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack valu
          | {"broken": reason, "data": …}                                  none will come, however often it is asked
     in   {"read": [start, count]}
     out  what ``PromptStream.read`` returns | {"broken": reason, "data": …}
+    in   {"read_evaluation": [start, count]}
+    out  the same of the prompts of the evaluation, and "overlap": those of them that are prompts of training, too
     in   {"answers": [context, …]}
     out  {"answers": [text, …]} | {"broken": reason, "data": …}
 
@@ -102,17 +104,21 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 def _reader(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
     import_transformers_without_torch()
+    from actors.environments.prompts.evaluation_stream import EvaluationStream
     from actors.environments.prompts.mixed_stream import open_stream
-    from actors.environments.prompts.sources import open_sources
+    from actors.environments.prompts.sources import open_all_sources
     from actors.environments.scoring.examples import Examples
 
-    sources = open_sources(job)
+    sources = open_all_sources(job)
     run_dir = Path(order["run_dir"]) if order["run_dir"] else None
     stream, examples = open_stream(job, Path(order["model"]), run_dir, sources), Examples(sources)
+    held_out = EvaluationStream(job, Path(order["model"]), run_dir, sources) if job.eval is not None else None
 
     def answer(request: dict[str, Any]) -> None:
         if "answers" in request:
             send({"answers": [as_text(examples.answer(context)) for context in request["answers"]]})
+        elif held_out is not None and "read_evaluation" in request:
+            send(held_out.read(*request["read_evaluation"], slice_s=job.limits.read_slice_s))
         else:
             send(stream.read(*request["read"], slice_s=job.limits.read_slice_s))
 
@@ -124,12 +130,12 @@ def _scorer(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
         from actors.environments.scoring.batch_serving import batch_scorer
 
         return batch_scorer(job, order, send)
-    from actors.environments.prompts.sources import open_sources
+    from actors.environments.prompts.sources import open_all_sources
     from actors.environments.scoring.examples import Examples
     from actors.environments.scoring.scorers import Scorers
     from actors.environments.scoring.trial import try_once
 
-    sources = open_sources(job) if order["rows"] else None
+    sources = open_all_sources(job) if order["rows"] else None
     scorers, examples = Scorers(job, sources), Examples(sources or {})
 
     def answer(request: dict[str, Any]) -> None:

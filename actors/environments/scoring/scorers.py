@@ -160,8 +160,8 @@ def _math_verify() -> Scorer:
     return score
 
 
-def load_function(path: str, where: str = "reward") -> Callable[..., Any]:
-    """The function that ``function`` of the reward at ``where`` names.
+def load_function(path: str, key: str) -> Callable[..., Any]:
+    """The function or class that ``path``, which stands at ``key`` of the job file, names.
 
     Raises:
         RewardRefused: it cannot be imported; says what its module raised, and where.
@@ -171,16 +171,16 @@ def load_function(path: str, where: str = "reward") -> Callable[..., Any]:
         function = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         raise RewardRefused(
-            f"{where}.function {path!r} cannot be imported: {described(error)}; expected 'package.module:name'"
+            f"{key} {path!r} cannot be imported: {described(error)}; expected 'package.module:name'"
         ) from error
     if not callable(function):
-        raise RewardRefused(f"{where}.function {path!r} is a {type(function).__name__}, expected a function")
+        raise RewardRefused(f"{key} {path!r} is a {type(function).__name__}, expected a function")
     return function
 
 
 def _function(path: str, where: str) -> Scorer:
     """A user's function ``module:name(prompt, response, answer, **columns) -> float``."""
-    function = load_function(path, where)
+    function = load_function(path, f"{where}.function")
     whose = f"{where}.function {path} ({defined_at(function)})"
 
     def score(response: str, example: Example) -> float:

@@ -47,7 +47,7 @@ def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) ->
     warnings: list[str] = []
     for name, source in sources.items():
         for one in scorers.each:
-            examples = first_examples(job.data.sources[name], job.seed, source)  # anew: a verifier may change them
+            examples = first_examples(job.all_sources[name], job.seed, source)  # anew: a verifier may change them
             if not examples:
                 break  # no prompt at all: the job says so
             warning = _check_calls(one, examples) if one.config.function else ""
@@ -73,7 +73,7 @@ def first_examples(data: DataConfig, seed: int, source: Source) -> list[Example]
 
 def _check_calls(one: NamedScorer, examples: list[Example]) -> str:
     """Whether the function can be called with the columns of each row; a warning if it is with some only."""
-    function = load_function(one.config.function or "", one.where)
+    function = load_function(one.config.function or "", f"{one.where}.function")
     if inspect.iscoroutinefunction(function):
         raise RewardRefused(
             f"{one.verifier} ({defined_at(function)}) is a coroutine function; write def, not async def"

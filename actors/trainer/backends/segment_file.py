@@ -17,10 +17,12 @@ def write_segment(
     chunk_bytes: int,
     tensors: tuple[TensorEntry, ...],
     writer: SegmentWriter | None = None,
+    adapter_of: str = "",
 ) -> Manifest:
     """Copy ``data`` (uint8) to ``path``, the one copy there is, and describe it.
 
     Hashes are those of ``data``, so a torn write is noticed. ``writer``: of the versions before this one.
+    ``adapter_of``: see ``Manifest``.
     """
     hashes = (writer or SegmentWriter()).write(path, data, chunk_bytes)
     return Manifest(
@@ -31,4 +33,5 @@ def write_segment(
         chunk_bytes=chunk_bytes,
         chunk_hashes=hashes,
         tensors=tensors,
+        adapter_of=adapter_of,
     )

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from actors.core.terminal_text import shortened
+from actors.metrics.samples import titled
 from supervisors.cli.plot.run_data import BESIDE, BUBBLES, Bar, busy_fraction, lane_order, presence
 
 Plain = dict[str, Any]
@@ -273,13 +275,17 @@ class Workers:
 
 
 def sample_card(row: Mapping[str, Any], chars: int) -> Plain:
-    """A line of ``samples.jsonl`` with texts of ``chars`` characters at most; ``left_out`` counts what is missing."""
+    """A line of ``samples.jsonl``; prompt, answer and all turns together have about ``chars`` characters at most."""
     card = {
         key: row.get(key) for key in ("chosen", "step", "prompt", "sibling", "reward", "finish", "tokens", "reason")
     }
-    texts = {key: str(row.get(key) or "") for key in ("prompt_text", "response", "answer")}
-    left_out = {key: len(text) - chars for key, text in texts.items() if len(text) > chars}
-    return card | {key: text[:chars] for key, text in texts.items()} | {"left_out": left_out}
+    texts = {key: shortened(str(row.get(key) or ""), chars) for key in ("prompt_text", "answer")}
+    turns: list[Plain] = row.get("turns") or []
+    said = [
+        {"role": turn["role"], "title": title, "text": text}
+        for turn, (title, text) in zip(turns, titled(turns, chars), strict=True)
+    ]
+    return card | texts | {"turns": said}
 
 
 def _number(value: object) -> float | None:

@@ -3,6 +3,7 @@
 occupancy     how busy each process was over the run, and a close look at some steps: bubbles are the pale gaps
 lengths       how long responses are, early and late, and how the tail moves
 reward        reward by step; with length ranking, how much of the tail it found
+evaluation    avg@k and pass@k on held-out prompts, by version
 learning      loss, entropy, KL, gradient norm, staleness, spread of rewards
 throughput    samples and tokens a second, and the idle shares
 """
@@ -10,7 +11,7 @@ throughput    samples and tokens a second, and the idle shares
 from __future__ import annotations
 
 import itertools
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -171,6 +172,26 @@ def reward(data: RunData) -> Figure | None:
     return figure
 
 
+def evaluation(data: RunData) -> Figure | None:
+    """Held-out evaluation by version: avg@k, and pass@k for each k."""
+    if not data.evaluations:
+        return None
+    figure = _figure(3.2)
+    axes = figure.subplots()
+    versions = [float(cast("int", row["version"])) for row in data.evaluations]
+    k = data.evaluations[-1].get("k", "k")
+    curves = {f"avg@{k}": [row["avg_at_k"] for row in data.evaluations]}
+    passes = [cast("dict[str, float | None]", row["pass_at_k"]) for row in data.evaluations]
+    curves |= {f"pass@{n}": [of.get(n) for of in passes] for n in passes[-1] if n != "1" or k != 1}
+    for name, values in curves.items():
+        known = np.array([np.nan if value is None else cast("float", value) for value in values])
+        strong = name.startswith("avg")
+        axes.plot(versions, known, marker="o", markersize=3, linewidth=2.0 if strong else 1.0, label=name)
+    dress(axes, "Evaluation on held-out prompts", "version", "mean reward, share passed")
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
 _LEARNING: Final = (
     ("loss", "loss", "Loss"), ("entropy", "nats", "Entropy of the policy"), ("kl", "nats", "KL to the reference"),
     ("grad_norm", "before clipping", "Gradient norm"), ("staleness_max", "versions", "Staleness, greatest"),
@@ -257,6 +278,7 @@ FIGURES: Final = {
     "occupancy": occupancy,
     "lengths": lengths,
     "reward": reward,
+    "evaluation": evaluation,
     "learning": learning,
     "throughput": throughput,
 }

@@ -33,6 +33,7 @@ _CAPTIONS: Final = {
     "was there, start-up, commits and loading of weights included. Below: some steps of it. A bubble, pale, is time in "
     "which a process was there and had nothing to do: a worker without samples or a trainer that waits for them.",
     "lengths": "Response tokens of the samples that were trained. Right: of each step's samples, by percentile.",
+    "evaluation": "On prompts that are not trained on. avg@k: mean reward of k responses; pass@k: one of k passes.",
     "reward": "Pale: each step. Strong: the running mean over a twentieth of the steps.",
     "learning": "Pale: each step. Strong: the running mean over a twentieth of the steps.",
     "throughput": "Pale: each step. Strong: the running mean over a twentieth of the steps. Idle shares are those of "

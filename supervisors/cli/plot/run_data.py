@@ -1,6 +1,7 @@
 """What a run directory holds that can be drawn. Nothing is changed in it, and a run that goes on may be read.
 
-trace.json ─▶ lanes: who did what when        metrics.jsonl ─▶ rows, one a step        journal.db ─▶ response lengths
+trace.json ─▶ lanes: who did what when        metrics.jsonl ─▶ rows, one a step        eval.jsonl ─▶ evaluations
+journal.db ─▶ response lengths
 services/*/trace.json, of several jobs ─▶ a lane for each job of each training service
 """
 
@@ -15,6 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import yaml
 
+from actors.jobs.evaluation_rows import FILE as EVALUATIONS
+from actors.jobs.evaluation_rows import EvalRow
+from actors.jobs.evaluation_rows import read_rows as read_evaluations
 from actors.jobs.summary import Row, read_rows
 from actors.ledger.journal import committed_samples
 from configs.errors import ConfigError, Problem
@@ -42,6 +46,8 @@ class RunData:
     lanes: dict[str, list[Bar]] = field(default_factory=dict[str, list[Bar]])
     """Lanes of the trainer and then of the workers in their order; bars by start."""
     rows: list[Row] = field(default_factory=list[Row])
+    evaluations: list[EvalRow] = field(default_factory=list[EvalRow])
+    """Rows of eval.jsonl, the oldest version first."""
     lengths: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     """Step → response tokens of its samples, int32[n]."""
     settings: str = ""
@@ -112,6 +118,7 @@ def read_run(run_dir: Path) -> RunData:
         name=run_dir.resolve().name,
         lanes=lanes,
         rows=rows,
+        evaluations=read_evaluations(run_dir / EVALUATIONS),
         lengths={step: np.array(lengths[step], np.int32) for step in sorted(lengths)},
         settings=(run_dir / "job.yaml").read_text("utf-8", errors="replace"),
         began_s=(run_dir / "job.yaml").stat().st_mtime,

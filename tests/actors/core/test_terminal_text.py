@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.core.terminal_text import harmless
+from actors.core.terminal_text import harmless, shares, shortened
 from supervisors.cli.live_view import ProgressView
 from supervisors.cli.tables import line, print_result
 
@@ -52,3 +52,16 @@ def test_events_and_the_live_view_are_shown_likewise() -> None:
         view.update({"message": "a[/b] \x1b[2J", "waiting_for": "\x1b]0;t\x07 [/b]"})
         Console(file=out, width=100, color_system=None).print(view.render())
     assert "\x1b" not in out.getvalue() and "a[/b]" in out.getvalue()
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end_and_says_what_is_missing() -> None:
+    assert shortened("a" * 90 + "b" * 1910, 100) == f"{'a' * 75} … 1,900 characters left out … {'b' * 25}"
+    assert shortened("c" * 130, 100) == "c" * 130, "saying so would take as many characters"
+    assert shortened("d" * 40, 0) == " … 40 characters left out … "
+
+
+def test_texts_share_their_room_and_short_ones_stay_whole() -> None:
+    assert shares([5, 100, 1, 100], 46) == [5, 20, 1, 20]
+    assert shares([5, 3], 10) == [5, 3]
+    assert shares([9, 9], 5) == [2, 3]
+    assert shares([], 5) == []

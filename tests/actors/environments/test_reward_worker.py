@@ -14,7 +14,7 @@ from actors.core.system import ActorSystem
 from actors.environments.worker import RewardWorker
 from actors.protocol.failures import Acknowledged
 from actors.protocol.job_news import Trouble
-from actors.protocol.metrics import Samples
+from actors.protocol.metrics import Samples, ShownSample, ShownTurn
 from actors.protocol.rewards import SampleToShow, ShowSamples
 from actors.protocol.services import RegisterService
 from actors.protocol.tokens import FinishReason
@@ -95,20 +95,22 @@ async def test_what_the_trial_found_is_told_on(played: Any) -> None:
     assert trouble.kind == "reward_trial" and trouble.text == "before the first step: the verifier returned None"
 
 
-async def test_samples_are_decoded_for_people_and_long_ones_cut(played: Any) -> None:
+async def test_samples_are_decoded_for_people_turn_by_turn(played: Any) -> None:
     hearer, worker = played
     await until_heard(hearer)
     context = msgpack.packb(["raw", 42, 7, {}])
     sample = SampleToShow(
         chosen="best", prompt=5, sibling=2, prompt_ids=np.array([0, 1], np.int32),
-        token_ids=np.array([2, 3, 4, 5], np.int32), finish=FinishReason.LENGTH, reward=0.5, reason="", context=context,
+        token_ids=np.array([2, 3, 4, 5], np.int32), versions=np.array([6, 6, -1, 7], np.int32),
+        finish=FinishReason.LENGTH, reward=0.5, reason="", context=context,
     )  # fmt: skip
     worker.tell(ShowSamples(job="j", step=9, samples=[sample]))
     await until_heard(hearer)
     assert hearer.samples[0].step == 9
     assert hearer.samples[0].rows == [
-        {
-            "step": 9, "chosen": "best", "prompt": 5, "sibling": 2, "row": 7, "reward": 0.5, "finish": "cut",
-            "tokens": 4, "reason": "", "prompt_text": "ab", "response": "cde", "answer": "42",
-        }
+        ShownSample(
+            step=9, chosen="best", prompt=5, sibling=2, source="", row=7, reward=0.5, reward_parts={}, finish="cut",
+            tokens=3, versions=[6, 7], reason="", prompt_text="ab", answer="42",
+            turns=[ShownTurn("model", "cd", 2), ShownTurn("environment", "e", 1), ShownTurn("model", "f", 1)],
+        )
     ]  # fmt: skip

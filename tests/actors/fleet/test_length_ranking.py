@@ -103,7 +103,7 @@ def test_what_is_left_of_a_sample_is_its_prediction_or_as_much_again_and_never_b
             return np.array([10.0, 10.0, np.nan, 10.0])
 
     class Begun:
-        group_size = 1
+        step, group_size = 0, 1
         length = np.array([4, 13, 3, 18])
         sampling = SamplingParams(max_tokens=20)
 

@@ -333,6 +333,7 @@ def test_an_encoded_event_can_be_read_by_plain_msgpack() -> None:
 
 ON_DISK = {
     "assigned": "step first workers counts rows again",
+    "batch_extended": "step prompts prompt_lengths prompt_ids contexts",
     "batch_issued": "step group_size sampling prompts prompt_lengths prompt_ids contexts episodes",
     "checkpointed": "step path counters final",
     "committed": "step prompts siblings policy_version",
@@ -344,6 +345,7 @@ ON_DISK = {
     "opened": "epoch",
     "paused": "paused",
     "returned": "worker assignments reason blame crashed",
+    "evaluated": "step figures",
     "rewound": "step",
     "scored": "step rows rewards parts",
     "stopping": "stopping",

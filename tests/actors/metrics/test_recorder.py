@@ -24,7 +24,18 @@ from actors.metrics.recorder import Metrics
 from actors.metrics.samples import read_samples
 from actors.metrics.sinks import PrometheusSink, SinkUnavailable, make_sinks
 from actors.metrics.trace import TraceFile
-from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Samples, Span, Spans, StepRow
+from actors.protocol.metrics import (
+    Event,
+    Flush,
+    Flushed,
+    ProcessHealth,
+    Samples,
+    ShownSample,
+    ShownTurn,
+    Span,
+    Spans,
+    StepRow,
+)
 from configs.schema import MetricsConfig
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -206,15 +217,23 @@ async def test_a_sink_that_fails_is_left_out_and_the_files_go_on(system: ActorSy
     assert broken.calls == 1 and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+def shown(step: int, *turns: ShownTurn) -> ShownSample:
+    return ShownSample(
+        step=step, chosen="best", prompt=7, sibling=1, source="", row=3, reward=0.5, reward_parts={"right": 1.0},
+        finish="ended", tokens=4, versions=[2, 3], reason="", prompt_text="2+2=", turns=list(turns), answer="4",
+    )  # fmt: skip
+
+
 async def test_samples_are_written_and_a_disk_that_takes_none_ends_nothing(system: ActorSystem, tmp_path: Path) -> None:
     ref = await system.spawn("metrics", Metrics("j", tmp_path, PLAIN))
-    ref.tell(Samples(job="j", step=3, rows=[{"step": 3, "reward": None, "response": "a\u2028b"}]))
+    ref.tell(Samples(job="j", step=3, rows=[shown(3, ShownTurn("model", "a\u2028b", 3))]))
     await ref.ask(Flush(job="j"), Flushed)
-    assert read_samples(tmp_path / "samples.jsonl")[0]["response"] == "a\u2028b"
+    assert read_samples(tmp_path / "samples.jsonl")[0]["turns"][0]["text"] == "a\u2028b"
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 1
     (tmp_path / "samples.jsonl").unlink()
     (tmp_path / "samples.jsonl").mkdir()
     for _ in range(2):
-        ref.tell(Samples(job="j", step=4, rows=[{"step": 4}]))
+        ref.tell(Samples(job="j", step=4, rows=[shown(4)]))
     ref.tell(StepRow(job="j", row={"step": 4}))
     await ref.ask(Flush(job="j"), Flushed)
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 4}
@@ -249,13 +268,18 @@ def test_weights_and_biases_gets_a_table_of_samples_and_no_mean_of_nothing(
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     (sink,) = make_sinks(MetricsConfig(tensorboard=False, wandb_project="p"), "j", tmp_path)
     sink.write(3, {"step": 3, "reward_mean": None, "samples": 0})
-    sink.samples(3, [{"step": 3, "reward": 0.5}, {"step": 3, "reward": None}])
-    sink.samples(4, [{"step": 4, "reward": 0.5}])
+    answer, asked = ShownTurn("model", "4", 1), ShownTurn("tool", "4.0", 3, name="calculator")
+    sink.samples(3, [shown(3, answer), shown(3, answer, asked)])
+    sink.samples(4, [shown(4, answer)])
     sink.close()
-    assert wandb.logged == [
-        ({"step": 3, "samples": 0}, {"step": 3}),
-        ({"samples": [{"step": 3, "reward": 0.5}, {"step": 3, "reward": None}]}, {"commit": False}),
-    ], "and a table is an upload: not one for each step"
+    (first, (table, options)) = wandb.logged
+    assert first == ({"step": 3, "samples": 0}, {"step": 3})
+    assert options == {"commit": False}, "and a table is an upload: not one for each step"
+    one, several = table["samples"]
+    assert (one["step"], one["reward"], one["reward_right"], one["versions"]) == (3, 0.5, 1.0, "2–3")
+    assert (one["prompt_text"], one["turns"]) == ("2+2=", "4")
+    assert several["turns"] == "[turn 1, model, 1 tokens]\n4\n[turn 2, tool calculator, 3 tokens]\n4.0"
+    assert all(isinstance(value, str | int | float) for value in one.values())
 
 
 async def test_a_mean_of_nothing_is_no_number_to_any_sink(system: ActorSystem, tmp_path: Path) -> None:

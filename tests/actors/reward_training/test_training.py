@@ -196,6 +196,23 @@ train_reward_model(order, PAIRS, named=str, say=print, tell=print)
     assert (tmp_path / "out" / RECORD).exists() and not (tmp_path / "out.partial").exists()
 
 
+def test_a_second_training_to_the_same_directory_is_refused_and_the_first_one_is_whole(tmp_path: Path) -> None:
+    order = TrainingOrder(Path(backbone(tmp_path)), tmp_path / "out", RewardTraining(preferences="x"), 0, "cpu")
+    refusals = list[str]()
+
+    def begin_another(_: Progress) -> None:
+        with pytest.raises(CannotTrain) as found:
+            train_reward_model(order, PAIRS, named=str, say=print, tell=print)
+        refusals.append(str(found.value))
+
+    train_reward_model(order, PAIRS, named=str, say=print, tell=begin_another)
+    where = tmp_path / "out"
+    wanted = f"{where}: another training is writing it ({where}.partial); wait for its end, or name another directory"
+    assert set(refusals) == {wanted}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backbone", "out"]
+    assert (where / RECORD).exists() and not (where / "training.lock").exists()
+
+
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     def interrupted(_: Progress) -> None:
         raise KeyboardInterrupt

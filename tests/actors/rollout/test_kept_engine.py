@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from actors.host.adapter import AdapterSpec
 from actors.protocol.work import SamplingParams
 from actors.rollout import kept_engine
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine
@@ -80,6 +82,14 @@ async def test_a_kept_engine_serves_the_next_job_of_that_shape_once_its_weights_
     assert await generate(taken, [2, 3]) == await generate(fresh, [2, 3])
     await taken.close()
     await fresh.close()
+
+
+async def test_an_engine_whose_versions_are_adapters_is_not_kept_for_its_model_is_the_jobs(tmp_path: Path) -> None:
+    spec = dataclasses.replace(
+        spec_of(make_tiny_checkpoint(tmp_path / "model")), adapter=AdapterSpec(rank=2, alpha=4.0)
+    )
+    await kept_engine.keep_or_close(await started(spec), spec)
+    assert await kept_engine.take("torch", spec) is None
 
 
 @pytest.mark.parametrize("other", ["shape", "spec", "kind"])

@@ -151,11 +151,11 @@ class FakeWeights(Actor):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def publish(self, version: int, rows: int = 4) -> None:
+    def publish(self, version: int, rows: int = 4, *, adapter_of: str = "") -> None:
         entries, total = layout([("weight", "float32", (rows, 8))])
         data = np.full((rows, 8), version, np.float32).tobytes().ljust(total, b"\0")
         manifest = Manifest(job=JOB, policy_version=version, parent=version - 1, total_bytes=total, chunk_bytes=64,
-                            chunk_hashes=hash_chunks(data, 64), tensors=entries)  # fmt: skip
+                            chunk_hashes=hash_chunks(data, 64), tensors=entries, adapter_of=adapter_of)  # fmt: skip
         self.versions[version] = (manifest, data)
 
     @handles(GetManifest)
@@ -913,6 +913,16 @@ async def test_an_engine_that_raises_crashes_the_worker(stage: Stage) -> None:
     ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
     assert ended.reason == "crashed"
     assert "the device is gone" in str(ended.error)
+
+
+@in_virtual_time
+async def test_an_adapter_of_another_model_is_never_served(stage: Stage) -> None:
+    stage.weights.publish(3, adapter_of="1234")
+    stage.scheduler.version = 3
+    await stage.start_worker()
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
+    assert "is an adapter of the model with xxh3 1234, and this worker serves a whole model" in str(ended.error)
+    assert stage.engine.policy_version == 0
 
 
 @in_virtual_time

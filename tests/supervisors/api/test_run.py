@@ -37,7 +37,7 @@ def write_run(run_dir: Path, *, steps: int, state: str, reason: str = "") -> Pat
     rows = [{"step": step, "reward_mean": step / 20, "seconds": 2.0, "samples": 8} for step in range(steps)]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run_dir / "events.jsonl").write_text(json.dumps({"event": "job_state", "state": state, "reason": reason}) + "\n")
-    samples = [{"step": step, "response": f"answer of {step}"} for step in (0, 0, 3)]
+    samples = [{"step": step, "turns": [{"role": "model", "text": f"answer of {step}"}]} for step in (0, 0, 3)]
     (run_dir / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     return run_dir
 
@@ -71,7 +71,7 @@ def finished(tmp_path: Path) -> Path:
 
 def check_finished(run: Run) -> None:
     assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3, 4]
-    assert [row["response"] for row in run.samples()] == ["answer of 3"]
+    assert [row["turns"][0]["text"] for row in run.samples()] == ["answer of 3"]
     assert len(run.samples(2)) == 2
     status = run.status()
     assert (status["state"], status["step"], status["steps"]) == ("finished", 5, 20)

@@ -172,6 +172,26 @@ async def test_a_job_that_cannot_be_noted_does_not_begin_and_can_be_submitted_ag
     await head.interrupt_jobs()
 
 
+async def test_a_job_that_ends_on_a_full_disk_leaves_the_register_all_the_same(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("j", "k"):
+        head.launch(smallest_job(name=name), tmp_path / name)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        stub(head, "j").done.set()
+        await soon(lambda: head.register.read() == [tmp_path / "k"])
+        patch.setattr(Path, "open", full)
+        stub(head, "k").done.set()
+        assert await head.name_is_free("k"), "what cannot be written at all is said, and keeps nobody"
+    assert head.register.read() == [tmp_path / "k"]
+    await head.interrupt_jobs()
+
+
 async def test_a_submitted_job_that_wants_machines_started_is_refused(head: Head) -> None:
     """Nobody would start them: it would wait for workers for ever."""
     functions = {

@@ -304,6 +304,34 @@ async def test_a_start_that_hangs_does_not_hold_up_the_shutdown():
         assert supervisor.running("x") is None
 
 
+async def test_nobody_waits_for_a_child_that_was_removed_as_its_start_failed():
+    may_fail, may_start, failing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async with House(Strategy.ONE_FOR_ONE, "") as house:
+        right = house.spec("first")
+
+        async def start_late(context: Context) -> Running:
+            await may_start.wait()
+            return await right.start(context)
+
+        async def fail(_: Context) -> Running:
+            failing.set()
+            await may_fail.wait()
+            raise OSError("no room")
+
+        specs = [ChildSpec("first", start_late), ChildSpec("removed", fail)]
+        supervisor = Supervisor("other", Strategy.ONE_FOR_ONE, specs, on_event=house._on_event, limits=LIMITS)
+        await house.system.spawn("other", supervisor)
+        await failing.wait()
+        ready = asyncio.create_task(supervisor.ready(2))
+        await asyncio.sleep(0)  # it has seen both children
+        await supervisor.remove_child("removed")
+        may_fail.set()
+        await house.until("start_failed", "removed")
+        may_start.set()
+        await ready
+
+
 async def test_two_crashes_at_once_under_one_for_all_end_in_one_full_set():
     async with House(Strategy.ONE_FOR_ALL) as house:
         await house.supervisor.ready(5)

@@ -37,6 +37,7 @@ from actors.protocol.work import EngineStats
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
 from actors.rollout.engines.requests import check_requests, ended_before_start
 from actors.rollout.engines.step_columns import StepColumns
+from actors.rollout.engines.torch.adapter_loading import AdaptedWeights
 from actors.rollout.engines.torch.branches import one_slot_each, rearranged
 from actors.rollout.engines.torch.decoder import Decoder, make_decoder
 from actors.rollout.engines.torch.model_loading import load_model, pick_device
@@ -61,6 +62,8 @@ class TorchEngine:
         self._spec: EngineSpec | None = None
         self._model: Any = None
         self._decoder: Decoder | None = None
+        self._adapted: AdaptedWeights | None = None
+        """With an adapter: what its model's weights are without one."""
         self._prefill = SharedPrefill(0)
         self._rows = Rows(1, 1)
         self._cached = 0
@@ -107,6 +110,8 @@ class TorchEngine:
             max_tokens=spec.max_context_tokens,
             prefill_tokens=int(spec.options.get("prefill_tokens", 8192)),
         )
+        if spec.adapter is not None:
+            self._adapted = AdaptedWeights(self._model, spec.adapter)
         with torch.inference_mode():
             try:
                 self._warm_up(self._decoder)
@@ -298,9 +303,15 @@ class TorchEngine:
             self._forget_cache()
 
     def _load_weights(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
-        verify_weights(self._model, tensors, dtypes)
+        if self._adapted is not None:
+            self._adapted.verify(tensors, dtypes)
+        else:
+            verify_weights(self._model, tensors, dtypes)
         self._prefill.forget()
-        copy_weights(self._model, tensors)
+        if self._adapted is not None:
+            self._adapted.load(tensors)
+        else:
+            copy_weights(self._model, tensors)
         with torch.no_grad():
             self._ready().weights_changed()
 
@@ -313,7 +324,10 @@ class TorchEngine:
         return self._version
 
     async def sleep(self, level: int) -> None:
-        """Level 1 frees the cache (and moves CUDA weights to the host), 2 drops the weights too. Sequences survive."""
+        """Level 1 frees the cache (and moves CUDA weights to the host), 2 drops the weights too. Sequences survive.
+
+        With an adapter level 2 keeps the model, which no version brings back.
+        """
         if self._sleeping:
             return
         self._sleeping = True
@@ -322,8 +336,10 @@ class TorchEngine:
     def _fall_asleep(self, level: int) -> None:
         self._forget_cache()
         self._prefill.release()
-        if level >= 2 or self._model.device.type != "cpu":
-            self._asleep = SleepingWeights(self._model, keep=level < 2)
+        drops = level >= 2 and self._adapted is None
+        self._weights_lost |= level >= 2
+        if drops or self._model.device.type != "cpu":
+            self._asleep = SleepingWeights(self._model, keep=not drops)
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -332,7 +348,6 @@ class TorchEngine:
             return
         if self._asleep is not None:
             await self._run(self._asleep.restore)
-            self._weights_lost = not self._asleep.kept
         self._asleep, self._sleeping = None, False
 
     def stats(self) -> EngineStats:
@@ -343,7 +358,7 @@ class TorchEngine:
         self._thread.shutdown(wait=False)
 
     def _release(self) -> None:
-        self._model = self._decoder = None
+        self._model = self._decoder = self._adapted = None
         self._prefill.release()
         self._rows, self._cached, self._branches = Rows(1, 1), 0, 0
         self._waiting.clear()

@@ -53,7 +53,7 @@ def copy_weights(model: torch.nn.Module, tensors: WeightTensors) -> None:
     named = _tensors_of(model)
     with torch.no_grad():
         for name, array in tensors.items():
-            named[name].copy_(_as_tensor(array, named[name].dtype))
+            named[name].copy_(as_tensor(array, named[name].dtype))
 
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -61,7 +61,8 @@ def _tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
     return dict(model.named_buffers()) | dict(model.named_parameters(remove_duplicate=False))
 
 
-def _as_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Tensor:
+def as_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Tensor:
+    """``array`` as torch sees it, not copied, and only to be read; what numpy has no word for comes as ``uint16``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the array may be a read-only map of shared memory; it is only read
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -77,7 +78,6 @@ class SleepingWeights:
 
     def __init__(self, model: torch.nn.Module, *, keep: bool) -> None:
         self._held: list[tuple[torch.UntypedStorage, int, torch.UntypedStorage | None]] = []
-        self.kept = keep
         storages = {s.data_ptr(): s for s in (p.data.untyped_storage() for p in model.parameters())}
         for storage in storages.values():
             self._held.append((storage, storage.nbytes(), storage.cpu() if keep else None))

@@ -26,7 +26,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from actors.protocol.work import SamplingParams
-from actors.rollout.engine import EngineSpec
+from actors.rollout.engine import EngineSpec, WeightTensors
+from actors.rollout.engines.adapter_tensors import AdapterTensors
+from actors.rollout.engines.vllm.adapters import Adapters
 from actors.rollout.engines.vllm.setup import (
     brief,
     engine_config,
@@ -37,6 +39,7 @@ from actors.rollout.engines.vllm.setup import (
     resolved_device,
     thread_setting_kept,
 )
+from actors.rollout.engines.vllm.weights import Expected, reload_in_place
 from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable
 from actors.rollout.sampling import stream_keys, uniforms
 
@@ -70,7 +73,7 @@ class VllmCore:
 
     _live: ClassVar[VllmCore | None] = None
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, expected: Expected | AdapterTensors) -> None:
         if VllmCore._live is not None:
             raise EngineUnavailable(
                 "this process already runs a vLLM engine, and vLLM's state is process-global. "
@@ -86,6 +89,8 @@ class VllmCore:
             shutil.rmtree(self._scratch, ignore_errors=True)
         VllmCore._live = self
         self._runner: Any = self._core.model_executor.driver_worker.worker.model_runner
+        self._expected = expected
+        self.adapters = Adapters(self._runner, expected) if isinstance(expected, AdapterTensors) else None
         self._draws: dict[str, tuple[int, int]] = {}
         """Core id → (noise stream, position of the next token), of requests that are sampled by runner V1."""
         self.vocabulary: int = self.model_config.get_vocab_size()
@@ -158,7 +163,7 @@ class VllmCore:
             sampling_params=parameters,
             pooling_params=None,
             arrival_time=0.0,
-            lora_request=None,
+            lora_request=None if self.adapters is None else self.adapters.request,
             cache_salt=salt,
             data_parallel_rank=None,
         )
@@ -222,6 +227,16 @@ class VllmCore:
     @property
     def model_config(self) -> Any:
         return self._core.vllm_config.model_config
+
+    def load(self, tensors: WeightTensors, *, name: str, can_undo: bool) -> None:
+        """Serve checked ``tensors`` under a ``name`` that is new; on an error what was served before, if it was whole.
+
+        With adapters no request may be left in the core that was submitted before.
+        """
+        if isinstance(self._expected, Expected):
+            reload_in_place(self.model, self.model_config, self._expected, tensors, can_undo=can_undo)
+        elif self.adapters is not None:
+            self.adapters.load(tensors, name)
 
     def gauges(self) -> tuple[int, int, float]:
         """Running, waiting (preempted included), fraction of the KV cache in use."""

@@ -34,6 +34,7 @@ import numpy as np
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import EngineStats
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
+from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.requests import ended_before_start
 from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.engines.vllm.setup import step_seconds
@@ -73,7 +74,7 @@ class VllmEngine:
         self._spec: EngineSpec | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._core: VllmCore | None = None
-        self._expected: Expected | None = None
+        self._expected: Expected | AdapterTensors | None = None
         self._version = 0
         self._loads = 0
         self._sequences: dict[int, _Sequence] = {}
@@ -96,13 +97,21 @@ class VllmEngine:
         self._step_s = step_seconds(spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         try:
-            self._core, self._expected = await self._run(_build, spec)
+            await self._run(self._build, spec)
         except BaseException:
             self._thread.shutdown(wait=False)
             self._thread = None
             raise
         self._version = 0
         self._last_step_end = asyncio.get_running_loop().time()
+
+    def _build(self, spec: EngineSpec) -> None:
+        """On the engine's thread."""
+        from actors.rollout.engines.vllm.adapters import expected_of
+        from actors.rollout.engines.vllm.core import VllmCore
+
+        self._expected = expected_of(spec)
+        self._core = VllmCore(spec, self._expected)
 
     async def close(self) -> None:
         core, self._core = self._core, None
@@ -300,15 +309,17 @@ class VllmEngine:
     def _load_on_thread(
         self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, in_flight: str
     ) -> None:
-        from actors.rollout.engines.vllm.weights import reload_in_place
-
         assert self._expected is not None
         self._expected.check(tensors, dtypes)
         core = self._live_core
+        if core.adapters is not None and in_flight == "keep" and self._by_core_id:
+            raise EngineError(
+                "rollout.in_flight is keep: vLLM binds a sequence to one version of an adapter; use recompute"
+            )
         can_undo = not self._torn
         self._torn = "a load is under way"
         try:
-            reload_in_place(core.model, core.model_config, self._expected, tensors, can_undo=can_undo)
+            core.load(tensors, name=f"{policy_version}.{self._loads + 1}", can_undo=can_undo)
         except Exception as error:
             self._torn = "" if can_undo else "the last load failed"
             raise WeightsMismatch(
@@ -353,7 +364,7 @@ class VllmEngine:
         core.drop(self._dropped)
         self._dropped = []
         if not core.on_cpu:
-            core.sleep(level)
+            core.sleep(level if core.adapters is None else 1)  # no version brings the model itself back
         elif level == 1:
             core.release_kv_cache()
         else:
@@ -368,7 +379,7 @@ class VllmEngine:
     def _wake_on_thread(self) -> None:
         assert self._spec is not None
         if self._core is None:
-            self._core, self._expected = _build(self._spec)
+            self._build(self._spec)
         elif self._core.on_cpu:
             self._core.restore_kv_cache()
         else:
@@ -381,11 +392,3 @@ class VllmEngine:
         if self._core is None:
             raise EngineError("the vLLM engine is not running")
         return self._core
-
-
-def _build(spec: EngineSpec) -> tuple[VllmCore, Expected]:
-    from actors.rollout.engines.vllm.core import VllmCore
-    from actors.rollout.engines.vllm.weights import Expected
-
-    expected = Expected.of_checkpoint(spec.model_path, spec.dtype)
-    return VllmCore(spec), expected

@@ -36,6 +36,10 @@ _OURS = frozenset(
         "logprobs_mode",
         "async_scheduling",
         "skip_tokenizer_init",
+        "enable_lora",
+        "max_loras",
+        "max_cpu_loras",
+        "max_lora_rank",
     }
 )
 _STEP_MS = "step_ms"
@@ -148,6 +152,8 @@ def engine_config(spec: EngineSpec) -> Any:
     """VllmConfig for ``spec``; the job's ``engine_options`` win over our defaults, not over what is ours to set."""
     from vllm.engine.arg_utils import EngineArgs
 
+    from actors.rollout.engines.vllm.adapters import lora_arguments
+
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     options = {name: value for name, value in spec.options.items() if name != _STEP_MS}
     for name in options:
@@ -187,6 +193,8 @@ def engine_config(spec: EngineSpec) -> Any:
         arguments["kv_cache_memory_bytes"] = _KV_CACHE_MAX_BYTES
     else:
         arguments["enable_sleep_mode"] = True
+    if spec.adapter is not None:
+        arguments |= lora_arguments(spec.adapter)
     try:
         config = EngineArgs(**(arguments | options)).create_engine_config()
     except (ValueError, OSError, KeyError) as error:

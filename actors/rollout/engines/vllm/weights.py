@@ -46,18 +46,7 @@ class Expected:
         Raises:
             ModelUnreadable: there is no configuration that transformers knows.
         """
-        hide_broken_optionals()
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        try:
-            config = AutoConfig.from_pretrained(model_path)
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ModelUnreadable(
-                f"model.path {str(model_path)!r} holds no causal language model that transformers reads: {error}"
-            ) from error
-        model.tie_weights()
+        model = model_without_memory(model_path)
         first = {id(parameter): name for name, parameter in model.named_parameters()}
         expected = cls(
             shapes={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
@@ -125,6 +114,27 @@ class Expected:
         for name, array in tensors.items():
             if name in self.shapes or self.aliases[name] not in tensors:
                 yield self.aliases.get(name, name), as_torch(array, self.dtype)
+
+
+def model_without_memory(model_path: Path) -> Any:
+    """The model of ``model_path`` on the meta device: names and shapes, and no weights.
+
+    Raises:
+        ModelUnreadable: there is no configuration that transformers knows.
+    """
+    hide_broken_optionals()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(model_path)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelUnreadable(
+            f"model.path {str(model_path)!r} holds no causal language model that transformers reads: {error}"
+        ) from error
+    model.tie_weights()
+    return model
 
 
 def as_torch(array: np.ndarray, dtype: str) -> torch.Tensor:

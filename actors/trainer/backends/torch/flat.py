@@ -1,4 +1,4 @@
-"""All parameters of a model in one flat buffer, laid out exactly as the weight segment.
+"""All parameters of a model that are trained in one flat buffer, laid out exactly as the weight segment.
 
     flat    [ matrices … | vectors … ]   the model's parameters are views of it, 64-byte aligned
     sums    [ matrices … | vectors … ]   of gradients, float32, for each model that has these parameters (a replica)
@@ -22,7 +22,8 @@ from actors.weights.manifest import layout
 
 
 def _in_order(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return sorted(model.named_parameters(), key=lambda pair: pair[1].dim() < 2)
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return sorted(trained, key=lambda pair: pair[1].dim() < 2)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -56,16 +57,18 @@ class GradientSums:
 
 
 class FlatParameters:
-    """Moves the parameters of ``model`` (all of one dtype, on one device) into a flat buffer, in place.
+    """Moves the trained parameters of ``model`` (all of one dtype, on one device) into a flat buffer, in place.
 
     ``flat`` dtype[n], ``master`` float32[n] (``flat`` itself in float32), ``grad`` float32[n], ``sums`` a replica each,
     of which the first is ``model`` and its ``total`` is ``grad``. ``memory``: of whoever will give it back meanwhile.
+    ``kind`` says what names and shapes do not, such as which model an adapter belongs to.
     """
 
-    def __init__(self, model: nn.Module, memory: FlatMemory | None = None) -> None:
+    def __init__(self, model: nn.Module, memory: FlatMemory | None = None, *, prefix: str = "", kind: str = "") -> None:
         parameters = _in_order(model)
         dtype, device = parameters[0][1].dtype, parameters[0][1].device
-        shapes = [(name, dtype_name(dtype), tuple(parameter.shape)) for name, parameter in parameters]
+        shapes = [(prefix + name, dtype_name(dtype), tuple(parameter.shape)) for name, parameter in parameters]
+        self._kind = kind
         self.entries, self.total_bytes = layout(shapes)
         self.memory = memory or PlainMemory(device)
         self.flat = self.memory.zeros(self.total_bytes // dtype.itemsize, dtype)
@@ -86,6 +89,10 @@ class FlatParameters:
         for entry in self.entries:
             start = entry.offset_bytes // itemsize
             yield buffer[start : start + entry.length_bytes // itemsize].view(entry.shape)
+
+    def by_name(self) -> dict[str, Tensor]:
+        """The weights under the names that they are published by; views, good until the next step."""
+        return {entry.name: view for entry, view in zip(self.entries, self._views(self.flat), strict=True)}
 
     def attach(self, model: nn.Module) -> GradientSums:
         """Let a model of the same layout compute with these weights, and sum its gradients by itself."""
@@ -130,4 +137,5 @@ class FlatParameters:
 
     def fingerprint(self) -> str:
         """Says which tensors lie where; two buffers may be exchanged only if theirs are equal."""
-        return "\n".join(f"{e.name} {e.dtype} {list(e.shape)} {e.offset_bytes}" for e in self.entries)
+        lines = [f"{e.name} {e.dtype} {list(e.shape)} {e.offset_bytes}" for e in self.entries]
+        return "\n".join([*([self._kind] if self._kind else []), *lines])

@@ -102,6 +102,7 @@ class Replicas:
     """Holds the model of a spec, once for each thread that computes a share. Calls come from one thread.
 
     ``model``: the first one; the others have its weights. ``load`` and ``member`` make another model than the policy's.
+    ``prefix`` and ``kind``: see ``FlatParameters``.
     """
 
     def __init__(
@@ -109,12 +110,16 @@ class Replicas:
         spec: BackendSpec,
         load: Callable[[], nn.Module] | None = None,
         member: Callable[[nn.Module, str, GradientSums], Member] = Replica,
+        *,
+        prefix: str = "",
+        kind: str = "",
     ) -> None:
         count = max(1, min(spec.replicas, spec.threads)) if spec.device == "cpu" else 1
         load = load or partial(load_model, spec.model_path, spec)
         self.model = load()
         device = next(self.model.parameters()).device
-        self.parameters = FlatParameters(self.model, flat_memory(device, parkable=spec.parkable))
+        memory = flat_memory(device, parkable=spec.parkable)
+        self.parameters = FlatParameters(self.model, memory, prefix=prefix, kind=kind)
         self.members = [member(self.model, spec.device, self.parameters.sums[0])]
         for _ in range(count - 1):
             model = load()

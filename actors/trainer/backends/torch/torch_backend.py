@@ -4,7 +4,8 @@
     step         sums / weight ─ clip ─ AdamW (float32 master) ─▶ weights in the model's dtype
 
 With a critic both happen to two models (``trained_model``), policy first; while the critic warms up, the policy's
-gradients are not computed, and neither its weights nor its optimizer change.
+gradients are not computed, and neither its weights nor its optimizer change. With an adapter (``trained_adapter``) the
+policy's weights are the adapter's.
 
 All of it runs on one thread of the backend's own: the event loop stays free, and calls happen in the order given.
 On disk: ``weights.safetensors`` (float32 master and Adam's moments, flat), ``critic.safetensors`` and ``backend.json``.
@@ -34,6 +35,7 @@ from actors.trainer.backends.torch.critic import CriticReplica, load_critic
 from actors.trainer.backends.torch.frozen import frozen_reference
 from actors.trainer.backends.torch.generation_defaults import as_it_was
 from actors.trainer.backends.torch.replicas import Replicas, summed
+from actors.trainer.backends.torch.trained_adapter import TrainedAdapter, check_described
 from actors.trainer.backends.torch.trained_model import TrainedModel, is_finite
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt, StateParked
 from actors.trainer.parking import SUMS, TRAINED, StatePart, StoredPart
@@ -191,12 +193,13 @@ class _Core:
         torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
         torch.manual_seed(spec.seed)
         self._spec = spec
-        self._policy = TrainedModel(Replicas(spec), spec)
+        self._adapter = None if spec.adapter is None else TrainedAdapter(spec, spec.adapter)
+        self._policy = TrainedModel(Replicas(spec) if self._adapter is None else self._adapter.replicas, spec)
         self._critic: TrainedModel | None = None
         if spec.critic is not None:
             load = partial(load_critic, spec, spec.critic)
             self._critic = TrainedModel(Replicas(spec, load, CriticReplica), spec)
-        self._reference = frozen_reference(spec) if spec.needs_reference else None
+        self._reference = frozen_reference(spec) if spec.needs_reference and self._adapter is None else None
         self.bundle = Bundle({name: (model.parameters, model.adam) for name, model in self._models.items()})
         self.steps = 0
         self._warm_up()
@@ -237,9 +240,16 @@ class _Core:
     def score(self, batch: MicroBatch, temperature: float, reference: bool) -> np.ndarray:
         if not reference:
             return self._policy.replicas.score(batch, temperature)
-        if self._reference is None:
+        if not self._spec.needs_reference:
             raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
+        if self._reference is None:
+            return self._policy_without_adapter(batch, temperature)
         return self._reference.score(batch, temperature)
+
+    def _policy_without_adapter(self, batch: MicroBatch, temperature: float) -> np.ndarray:
+        assert self._adapter is not None, "a whole model has a reference of its own"
+        with self._adapter.switched_off():
+            return self._policy.replicas.score(batch, temperature)
 
     def values(self, batch: MicroBatch) -> np.ndarray:
         if self._critic is None:
@@ -312,6 +322,7 @@ class _Core:
             chunk_bytes=chunk_bytes,
             tensors=self._policy.parameters.entries,
             writer=writer,
+            adapter_of="" if self._adapter is None else self._adapter.base,
         )
 
     def stored_bytes(self) -> StoredBytes:
@@ -324,7 +335,9 @@ class _Core:
         self._policy.save(directory / TENSOR_FILE)
         if self._critic is not None:
             self._critic.save(directory / CRITIC_FILE)
-        state = {"format": 1, "kind": TorchBackend.kind, "steps": self.steps}
+        state: dict[str, object] = {"format": 1, "kind": TorchBackend.kind, "steps": self.steps}
+        if self._adapter is not None:
+            state |= self._adapter.described()
         (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
 
     def load(self, directory: Path) -> None:
@@ -332,6 +345,7 @@ class _Core:
             state = json.loads((directory / STATE_FILE).read_text())
         except (OSError, ValueError) as error:
             raise CheckpointCorrupt(f"{directory}: {error}; resume from another checkpoint") from error
+        check_described(state, self._adapter, directory)
         self._policy.load(directory / TENSOR_FILE, self._spec.model_path)
         if self._critic is not None and self._spec.critic is not None:
             self._critic.load(directory / CRITIC_FILE, self._spec.critic.model_path)
@@ -341,6 +355,9 @@ class _Core:
 
     def export_checkpoint(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        if self._adapter is not None:
+            self._adapter.export(directory)
+            return
         model = self._policy.replicas.model
         with as_it_was(model):
             model.save_pretrained(directory, safe_serialization=True)  # type: ignore[operator]

@@ -126,13 +126,14 @@ export function showEvents(data) {
 const FINISH = { ended: "ended", cut: "cut at max_tokens" };
 
 function card(sample) {
-  const text = (name, label) => (sample[name] ? el("div", { class: `text ${name}` }, el("h3", {}, label), el("pre", {}, sample[name]),
-    sample.left_out[name] ? el("p", { class: "dim" }, `… and ${sample.left_out[name]} characters more: headrace samples shows all`) : null) : null);
+  const text = (name, label, said) => (said ? el("div", { class: `text ${name}` }, el("h3", {}, label), el("pre", {}, said)) : null);
   return el("article", { class: "sample" },
     el("div", { class: "samplehead" }, el("span", { class: `pill small ${sample.chosen === "dropped" ? "bad" : "plain"} ${sample.chosen}` }, sample.chosen),
       el("strong", {}, `reward ${number(sample.reward)}`), el("span", { class: sample.finish === "cut" ? "warned" : "dim" }, FINISH[sample.finish] ?? sample.finish),
       el("span", { class: "dim" }, `${number(sample.tokens)} tokens`), el("span", { class: "dim" }, `prompt ${sample.prompt}, sibling ${sample.sibling}`)),
-    text("prompt_text", "prompt"), text("response", "response"), text("answer", "answer"),
+    text("prompt_text", "prompt", sample.prompt_text),
+    ...sample.turns.map((turn) => text(turn.role === "model" ? "response" : "environment", turn.title, turn.text)),
+    text("answer", "answer", sample.answer),
     sample.reason ? el("p", { class: "warned" }, `dropped: ${sample.reason}`) : null);
 }
 

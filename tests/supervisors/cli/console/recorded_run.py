@@ -15,6 +15,12 @@ STEPS = 12
 SCRIPT = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
 """A response that a page must show and not obey."""
 
+EPISODE = [
+    {"role": "model", "text": "sum(2, 2)", "tokens": 4, "name": "", "fresh": False},
+    {"role": "tool", "text": "<b>4</b>", "tokens": 1, "name": "sum", "fresh": False},
+    {"role": "model", "text": "It is 4.", "tokens": 3, "name": "", "fresh": False},
+]
+
 
 def row(step: int, **more: float | None) -> dict[str, Any]:
     return {
@@ -31,10 +37,13 @@ def event(second: float, name: str, **fields: Any) -> dict[str, Any]:
     return {"time_s": START_S + second, "job": "demo", "event": name, **fields}
 
 
-def sample(step: int, **more: Any) -> dict[str, Any]:
+def sample(step: int, *, response: str | None = None, **more: Any) -> dict[str, Any]:
+    text = f"answer of {step}" if response is None else response
     return {
-        "step": step, "chosen": "best", "prompt": 7, "sibling": 1, "row": 3, "reward": 0.5, "finish": "ended",
-        "tokens": 4, "reason": "", "prompt_text": "2+2=", "response": f"answer of {step}", "answer": "4",
+        "step": step, "chosen": "best", "prompt": 7, "sibling": 1, "source": "", "row": 3, "reward": 0.5,
+        "reward_parts": {}, "finish": "ended", "tokens": 4, "versions": [step, step], "reason": "",
+        "prompt_text": "2+2=", "answer": "4",
+        "turns": [{"role": "model", "text": text, "tokens": 4, "name": "", "fresh": False}],
     } | more  # fmt: skip
 
 
@@ -90,7 +99,7 @@ def record(folder: Path, *, state: str = "finished", steps: int = STEPS) -> Path
             sample(0),
             sample(0, chosen="worst", reward=0.0),
             sample(11, chosen="random", response=SCRIPT, prompt_text="Say <b>this</b>:", finish="cut"),
-            sample(11, chosen="dropped", reward=None, reason="no_result: KeyError: 'x' (rw.py:3)"),
+            sample(11, chosen="dropped", reward=None, reason="no_result: KeyError: 'x' (rw.py:3)", turns=EPISODE),
         ],
     )
     trace = TraceFile(folder / "trace.json", "demo")

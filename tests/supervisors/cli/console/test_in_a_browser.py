@@ -112,6 +112,7 @@ def test_what_a_model_wrote_is_shown_and_not_obeyed(page: Chromium) -> None:
     assert page.value("document.title") == "12/12 demo"
     samples = page.text("#samples")
     assert "cut at max_tokens" in samples and "reward –" in samples and "rw.py:3" in samples
+    assert page.text(".sample .environment") == "turn 2, tool sum, 1 tokens<b>4</b>"
     page.value("document.querySelector('#sample-back').click()")
     page.until("document.querySelector('#samples').textContent.includes('answer of 0')")
 

@@ -131,6 +131,21 @@ def test_the_ordinary_course_of_each_step_is_not_told() -> None:
     assert told(event(0, "worker_down", worker="w", reason="stopped", detail="")) is None
 
 
-def test_a_long_text_is_cut_and_the_card_says_by_how_much() -> None:
-    card = sample_card(sample(1, response="x" * 50), 20)
-    assert card["response"] == "x" * 20 and card["left_out"] == {"response": 30} and card["reward"] == 0.5
+def test_a_long_text_loses_its_middle_and_the_card_says_how_much() -> None:
+    card = sample_card(sample(1, response="x" * 60, prompt_text="y" * 60), 20)
+    cut = f"{'x' * 15} … 40 characters left out … {'x' * 5}"
+    assert card["turns"] == [{"role": "model", "title": "response", "text": cut}] and card["reward"] == 0.5
+    assert card["prompt_text"] == cut.replace("x", "y")
+
+
+def test_the_turns_of_an_episode_are_titled_and_share_the_room_of_one_text() -> None:
+    said = [("model", "x" * 99), ("tool", "y" * 4), ("model", "z" * 99)]
+    turns = [
+        {"role": role, "text": text, "tokens": 9, "name": "py" * (role == "tool"), "fresh": False}
+        for role, text in said
+    ]
+    card = sample_card(sample(1, turns=turns), 40)
+    assert [turn["title"] for turn in card["turns"]] == [
+        "turn 1, model, 9 tokens", "turn 2, tool py, 9 tokens", "turn 3, model, 9 tokens",
+    ]  # fmt: skip
+    assert [turn["text"].count(turn["text"][0]) for turn in card["turns"]] == [18, 4, 18]

@@ -114,7 +114,7 @@ def test_what_is_kept_is_bounded(run_dir: Path) -> None:
     files.look()
     assert [values[0] for values in files.values] == [7, 8, 9, 10, 11]
     assert len(files.spans) == 10 and len(files.told) == 2 and list(files.samples) == [11]
-    assert files.samples[11][0]["response"] == "<sc"
+    assert files.samples[11][0]["turns"][0]["text"].startswith("<sc … ")
 
 
 # ------------------------------------------------------------ the feed

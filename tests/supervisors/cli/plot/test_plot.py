@@ -31,6 +31,9 @@ def row(step: int, **more: float) -> dict[str, float]:
     } | more  # fmt: skip
 
 
+EVALUATED: dict[str, Any] = {"version": 5, "k": 4, "avg_at_k": 0.25, "pass_at_k": {"1": 0.2, "2": None, "4": 0.5}}
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "demo"
@@ -40,6 +43,7 @@ def run_dir(tmp_path: Path) -> Path:
     )
     lines = [json.dumps(row(step, length_recall_20=0.5)) for step in range(6)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "eval.jsonl").write_text(json.dumps(EVALUATED) + "\n")
     trace = TraceFile(folder / "trace.json", "demo")
     trace.add("rollout-10", spans(("generate", 0.5, 2.0)))
     trace.add("rollout-2", spans(("generate", 0.0, 1.0), ("idle", 1.0, 2.0), ("pull", 1.2, 1.4)))
@@ -105,7 +109,7 @@ def test_the_pictures_show_what_was_measured(run_dir: Path) -> None:
 
 def test_what_is_not_there_is_not_drawn() -> None:
     empty = RunData(name="x", rows=[{"step": 0}])
-    assert [make(empty) for make in FIGURES.values()] == [None] * 5
+    assert [make(empty) for make in FIGURES.values()] == [None] * 6
     only_rows = RunData(name="x", rows=[{"step": 0, "reward_mean": 0.5, "seconds": 1.0, "samples": 4}])
     assert reward(only_rows) is not None
     assert len(reward(only_rows).axes) == 1
@@ -113,7 +117,11 @@ def test_what_is_not_there_is_not_drawn() -> None:
 
 def test_one_step_is_enough(tmp_path: Path) -> None:
     data = RunData(
-        name="x", lanes={"trainer": [Bar("train", 0, 1)]}, rows=[dict(row(0))], lengths={0: np.array([3, 4], np.int32)}
+        name="x",
+        lanes={"trainer": [Bar("train", 0, 1)]},
+        rows=[dict(row(0))],
+        lengths={0: np.array([3, 4], np.int32)},
+        evaluations=[EVALUATED],
     )
     for name, make in FIGURES.items():
         make(data).savefig(tmp_path / f"{name}.png")
@@ -130,7 +138,7 @@ def test_the_command_writes_pictures_and_a_page_that_stands_alone(run_dir: Path)
     assert [Path(path).name for path in said["pictures"]] == [f"{name}.png" for name in FIGURES]
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in said["pictures"])
     page = Path(said["page"]).read_text()
-    assert page.count("data:image/png;base64,") == 5
+    assert page.count("data:image/png;base64,") == 6
     assert 'src="http' not in page
     assert "<dd>0.200 → 0.300</dd>" in page
     for fact in ("<dd>qwen</dd>", "<dd>6 of 20</dd>", "<dd>async</dd>", "<dt>begun</dt>", "trainer: {lr: 0.001}"):
@@ -139,7 +147,7 @@ def test_the_command_writes_pictures_and_a_page_that_stands_alone(run_dir: Path)
         assert word in page
     other = invoke(str(run_dir), "--out", str(run_dir / "elsewhere"))
     assert (run_dir / "elsewhere" / "index.html").exists()
-    assert "5 pictures" in other.stdout
+    assert "6 pictures" in other.stdout
 
 
 def test_what_is_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:

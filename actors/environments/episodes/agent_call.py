@@ -1,0 +1,101 @@
+"""The adapter for agents: a function that owns its loop, and calls the endpoint by whatever means it likes.
+
+    agent(row, client, **options) ─▶ reward, or (reward, metrics)
+        │ raises
+        ├─ because turns or tokens were spent and it asked on ─▶ reward 0, ended by that budget
+        ├─ because the gateway cannot be reached ──────────────▶ infrastructure: the episode is begun again
+        └─ for anything else, and because time was over ───────▶ no result: tried again, then dropped
+
+A model that talks for ever can bring about the first: without a result it would escape the blame for that, so it gets
+the reward of one that has achieved nothing. Time is another matter: slow machines spend it, too. An agent that knows
+better catches the error and returns a number.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, cast
+
+from actors.environments.episodes.endpoint import Endpoint
+from actors.environments.episodes.errors import BudgetSpent, EnvironmentRefused, GatewayAway, SessionOver
+from actors.environments.episodes.interface import Outcome
+from actors.environments.episodes.returned_numbers import as_metrics, as_reward
+from actors.environments.episodes.settling import settled
+
+_CHAIN_MAX: Final = 32
+"""Errors that are looked at, of those that led to the one that an agent has raised; they may go in a circle."""
+_OF_THE_MODEL: Final = frozenset(["turns", "tokens"])
+"""Budgets that nobody but the model spends."""
+_UNREACHED: Final = ("APIConnectionError", "APITimeoutError", "InternalServerError")
+"""Errors of OpenAI's client that say nothing against agent or request."""
+
+
+class AgentDriver:
+    """It drives episodes of one function. ``key``: where the job file names the function."""
+
+    def __init__(self, agent: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:
+        self._agent = agent
+        self._options = options
+        self._key = key
+
+    def trial(self) -> None:
+        """Raise EnvironmentRefused if the function does not take what it will be given."""
+        try:
+            inspect.signature(self._agent).bind({}, None, **self._options)
+        except TypeError as error:
+            wrong = f"{self._key} cannot be called as agent(row, client, **environment.options): {error}"
+            raise EnvironmentRefused(wrong) from error
+        except ValueError:
+            return  # its signature cannot be read
+
+    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, again: bool) -> Outcome:
+        """Run one episode to its end. Raises what the agent raises, and GatewayAway, SessionOver."""
+        try:
+            returned = settled(self._agent(dict(row), endpoint, **self._options))
+        except Exception as error:  # noqa: BLE001 (user code; what is not told of here is raised again)
+            return Outcome(0.0, _spent(error))
+        reward, metrics = cast("tuple[Any, Any]", returned) if _is_pair(returned) else (returned, {})
+        return Outcome(as_reward(reward, "the agent"), metrics=as_metrics(metrics, "the agent"))
+
+
+def _is_pair(returned: Any) -> bool:
+    return isinstance(returned, tuple) and len(cast("tuple[Any, ...]", returned)) == 2
+
+
+def _spent(error: Exception) -> str:
+    """The budget for whose end the agent has raised ``error``; else it is raised, or what it stands for."""
+    for one in _chain(error):
+        if isinstance(one, GatewayAway | SessionOver):
+            raise one from error
+        if (budget := _budget_in(one)) in _OF_THE_MODEL:
+            return budget
+        if getattr(one, "code", "") == "episode_ended" or "episode_ended" in str(one):
+            raise SessionOver(str(one)) from error
+        if type(one).__name__ in _UNREACHED:
+            raise GatewayAway(f"the agent could not reach the gateway: {one}") from error
+    raise error
+
+
+def _budget_in(error: BaseException) -> str:
+    """Which budget an error of any client speaks of, if of one: they repeat what the gateway has said."""
+    if isinstance(error, BudgetSpent):
+        return error.budget
+    text = str(error)
+    if getattr(error, "code", "") != "budget_spent" and "budget_spent" not in text:
+        return ""
+    budgets = {getattr(error, "param", ""), *(one for one in ("tokens", "time") if f"'{one}'" in text)}
+    return next((budget for budget in ("time", "tokens") if budget in budgets), "turns")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """``error``, those in it, and those that led to it."""
+    waiting: list[BaseException] = [error]
+    for _ in range(_CHAIN_MAX):
+        if not waiting:
+            return
+        one = waiting.pop(0)
+        yield one
+        if isinstance(one, BaseExceptionGroup):
+            waiting += list(cast("BaseExceptionGroup[BaseException]", one).exceptions)
+        waiting += [before for before in (one.__cause__, one.__context__) if before is not None]

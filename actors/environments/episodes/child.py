@@ -1,0 +1,148 @@
+"""One episode in its own process: what the zygote has forked becomes the user's environment or agent.
+
+    zygote ─ fork ─▶ guard ─ fork ─▶ leader of a group ─▶ directory, log, limits, seeds ─▶ drive ─▶ line of JSON ─▶ end
+
+    {"reward": number, "cause": "ended"|"turns"|"tokens"|"time", "metrics": {name: number}}
+    {"failed": sentence, "kind": FailureKind, "broken": whether it can never work}
+
+Invariants
+- Its randomness is that of the episode, whatever attempt it is: one that is begun again makes the same choices, so the
+  ledger answers what it asks, and no token is lost.
+- It ends at once when it has said its line: threads and processes that user code has left behind end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
+
+import msgspec
+
+from actors.environments.episodes.endpoint import Endpoint
+from actors.environments.episodes.errors import EnvironmentRefused, GatewayAway, SessionOver, ToolServerDied
+from actors.environments.episodes.interface import Outcome
+from actors.environments.errors import RowChanged
+from actors.environments.scoring.scorer_frames import as_text
+from actors.environments.scoring.user_code import described
+from actors.host.parent_death import lead_group
+from actors.host.standard_streams import open_standard_streams
+from actors.protocol.failures import FailureKind
+from configs.schema import JobConfig
+
+
+class EpisodeOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """An order says which episode to drive, and where."""
+
+    key: str
+    """Name of the episode among those of its worker."""
+    directory: str
+    """Working directory, which exists."""
+    log: str
+    """File for what it prints."""
+    context: bytes = b""
+    """As the prompt source wrote it; without a session it is a trial, and reads no row."""
+    seed: str = ""
+    """Seed of its random numbers."""
+    left_s: float = 0.0
+    base_url: str = ""
+    session: str = ""
+    """Session key; empty: no episode, but a trial whether one could be driven."""
+    again: bool = False
+    """Whether the episode has been begun before."""
+
+
+class Driver(Protocol):
+    """It drives episodes of one kind."""
+
+    def trial(self) -> None:
+        """Raise EnvironmentRefused for what would make every episode fail."""
+        ...
+
+    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, again: bool) -> Outcome:
+        """Run one episode to its end."""
+        ...
+
+
+RowOf = Callable[[bytes], dict[str, Any]]
+"""Context → the row of the data that it names."""
+
+
+def live(job: JobConfig, driver: Driver, row_of: RowOf, order: EpisodeOrder, result: int) -> NoReturn:
+    """Be the process of one episode, from right after the fork to the end. ``result``: where its line goes."""
+    try:
+        lead_group(os.getppid())
+        _settle_in(order, job)
+        said = _trial(driver) if not order.session else _episode(job, driver, row_of, order)
+        line = json.dumps(said).encode() + b"\n"
+        if len(line) > job.limits.episode_result_bytes:
+            line = json.dumps(_failed(f"its result has {len(line)} bytes", FailureKind.NO_RESULT)).encode() + b"\n"
+        sys.stdout.flush()
+        while line:
+            line = line[os.write(result, line) :]
+    except BaseException:  # noqa: BLE001 (there is nobody above us)
+        traceback.print_exc()
+        os._exit(os.EX_SOFTWARE)
+    os._exit(os.EX_OK)
+
+
+def _settle_in(order: EpisodeOrder, job: JobConfig) -> None:
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for ours, number in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(ours, number)
+    open_standard_streams(unbreakable=True)
+    os.chdir(order.directory)
+    os.environ["TMPDIR"] = tempfile.tempdir = order.directory
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    largest = job.limits.episode_file_bytes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest if hard < 0 else min(largest, hard), hard))
+    _seed(order.seed)
+    os.environ["OPENAI_BASE_URL"] = os.environ["HEADRACE_BASE_URL"] = order.base_url
+    os.environ["OPENAI_API_KEY"] = os.environ["HEADRACE_SESSION"] = order.session
+
+
+def _seed(seed: str) -> None:
+    """Draw what this episode draws, in each generator that user code may have loaded."""
+    random.seed(seed)
+    number = random.Random(seed).getrandbits(32)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(number)
+
+
+def _trial(driver: Driver) -> dict[str, Any]:
+    try:
+        driver.trial()
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (user code)
+        traceback.print_exc()
+        return _failed(described(error), FailureKind.NO_RESULT, broken=isinstance(error, EnvironmentRefused))
+    return {"reward": 0.0}
+
+
+def _episode(job: JobConfig, driver: Driver, row_of: RowOf, order: EpisodeOrder) -> dict[str, Any]:
+    certificate = job.gateway.tls_certificate
+    try:
+        endpoint = Endpoint(
+            order.base_url, order.session, job.name, left_s=order.left_s, limits=job.limits, certificate=certificate
+        )
+        outcome = driver.drive(row_of(order.context), endpoint, again=order.again)
+    except (GatewayAway, SessionOver, ToolServerDied) as error:
+        return _failed(str(error), FailureKind.INFRASTRUCTURE)
+    except RowChanged as error:
+        return _failed(str(error), FailureKind.DATA)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (user code: no terminal is ours)
+        traceback.print_exc()
+        return _failed(described(error), FailureKind.NO_RESULT)
+    return {"reward": outcome.reward, "cause": outcome.cause, "metrics": dict(outcome.metrics)}
+
+
+def _failed(text: str, kind: FailureKind, *, broken: bool = False) -> dict[str, Any]:
+    return {"failed": as_text(text), "kind": kind.value, "broken": broken}

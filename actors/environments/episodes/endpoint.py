@@ -1,0 +1,157 @@
+"""The model as one episode reaches it: an OpenAI-style endpoint, asked with the standard library alone.
+
+    chat ─ POST …/chat/completions ─▶ 200 ─▶ the model's message
+                 ├─ no connection, cut off, 429, 5xx ─▶ asked again, with growing pauses, while the episode has time
+                 ├─ silence for gateway_silence_s ─────▶ asked again: the gateway joins questions that are alike
+                 ├─ 400 budget_spent, or time is over ─▶ BudgetSpent
+                 ├─ 410 ──────────────────────────────▶ SessionOver
+                 └─ anything else ────────────────────▶ GatewayRefused
+
+Asking twice is harmless: what the ledger holds is answered from there, and no token is sampled again. So a gateway, or
+a head, that is started again costs the episode nothing but the wait.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+from actors.environments.episodes.errors import BudgetSpent, GatewayAway, GatewayRefused, SessionOver
+from actors.environments.episodes.interface import ChatMessage
+from configs.limits import DEFAULT_LIMITS, Limits
+
+_ASK_AGAIN: Final = frozenset([408, 409, 425, 429])
+"""Statuses, beside those of the server's own failures, after which the same question may get an answer."""
+_READ_BYTES: Final = 1 << 16
+
+
+class Endpoint:
+    """An endpoint answers for one episode. Any client may call it with these three: ``openai.OpenAI(base_url=…)``."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        model: str,
+        *,
+        left_s: float,
+        limits: Limits = DEFAULT_LIMITS,
+        certificate: str | None = None,
+    ) -> None:
+        """``certificate``: a PEM file that the gateway's own is checked against; None: those of the system."""
+        self.base_url = base_url
+        """It ends with ``/v1``."""
+        self.api_key = api_key
+        self.model = model
+        self._ends_s = time.monotonic() + left_s
+        self._limits = limits
+        self._certificate = certificate
+        self._connection: http.client.HTTPConnection | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the episode has left."""
+        return self._ends_s - time.monotonic()
+
+    def chat(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> ChatMessage:
+        """The model's next message. Append it as it is: what it has said is compared with what it had said.
+
+        Raises:
+            BudgetSpent, SessionOver, GatewayAway, GatewayRefused: see the module's docstring.
+        """
+        question: dict[str, Any] = {"model": self.model, "messages": messages}
+        if tools:
+            question["tools"] = tools
+        reply = self.ask("/chat/completions", question)
+        return reply["choices"][0]["message"]
+
+    def ask(self, path: str, question: Mapping[str, Any]) -> dict[str, Any]:
+        """POST ``question``, again and again while the episode has time; the answer as JSON. Raises as ``chat``."""
+        data = json.dumps(question).encode()
+        pause_s, away = self._limits.backoff_first_s, ""
+        while True:
+            if self.left_s <= 0:
+                raise (
+                    GatewayAway(f"the gateway at {self.base_url} did not answer: {away}")
+                    if away
+                    else BudgetSpent("time")
+                )
+            try:
+                status, text = self._post(path, data)
+            except TimeoutError:
+                away = ""
+                continue
+            except (OSError, http.client.HTTPException) as error:
+                away = f"{type(error).__name__}: {error}"
+            else:
+                answer, away = _judge(status, text)
+                if answer is not None:
+                    return answer
+            self.close()
+            time.sleep(max(0.0, min(pause_s, self.left_s)))
+            pause_s = min(2 * pause_s, self._limits.backoff_max_s)
+
+    def _post(self, path: str, data: bytes) -> tuple[int, bytes]:
+        where = urlsplit(self.base_url)
+        timeout_s = max(self._limits.backoff_first_s, min(self.left_s, self._limits.gateway_silence_s))
+        try:
+            connection = self._connect(timeout_s)
+            head = {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
+            connection.request("POST", where.path + path, data, head)
+            response = connection.getresponse()
+            parts: list[bytes] = []
+            while part := response.read1(_READ_BYTES):  # white space says that the model still speaks
+                parts.append(part)
+                if self.left_s <= 0:
+                    raise BudgetSpent("time")
+            response.read()  # nothing; yet it must have been asked for its end before the connection is used again
+            return response.status, b"".join(parts)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._connection is None:
+            where = urlsplit(self.base_url)
+            host, port = where.hostname or "", where.port
+            if where.scheme == "https":
+                trusted = ssl.create_default_context(cafile=self._certificate)
+                self._connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=trusted)
+            else:
+                self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+        self._connection.timeout = timeout_s
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(timeout_s)
+        return self._connection
+
+    def close(self) -> None:
+        """Idempotent; the next question connects anew."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _judge(status: int, text: bytes) -> tuple[dict[str, Any] | None, str]:
+    """The answer; or None, and why it is to be asked again. Raises what asking again cannot mend."""
+    try:
+        said: Any = json.loads(text)
+    except ValueError:
+        said = None  # cut off, or of something else than the gateway
+    body = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    error: Any = body.get("error")  # behind white space the status has been sent already, and is 200
+    if status == 200 and body and error is None:
+        return body, ""
+    told = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+    code, message = told.get("code"), str(told.get("message") or text[:200].decode("utf-8", "replace"))
+    if code == "budget_spent":
+        raise BudgetSpent(str(told.get("param") or "turns"))
+    if status == 410 or code == "episode_ended":
+        raise SessionOver(message)
+    if 400 <= status < 500 and status not in _ASK_AGAIN:
+        raise GatewayRefused(f"the gateway refuses the request with status {status}: {message}")
+    return None, f"status {status}: {message}"

@@ -1,0 +1,38 @@
+"""Which driver a job's environment has. Imports the user's code, and nothing that the kind does not need."""
+
+from __future__ import annotations
+
+from actors.environments.episodes.agent_call import AgentDriver
+from actors.environments.episodes.child import Driver
+from actors.environments.episodes.errors import EnvironmentRefused
+from actors.environments.episodes.python_loop import PythonDriver
+from actors.environments.episodes.tools import Tools
+from actors.environments.scoring.scorers import load_function
+from configs.schema import JobConfig
+
+
+def make_driver(job: JobConfig) -> Driver:
+    """The driver of ``job.environment``.
+
+    Raises:
+        EnvironmentRefused, RewardRefused: what it names cannot be imported, or can never work.
+    """
+    environment, key = job.environment, "environment.path"
+    if environment.kind == "agent":
+        return AgentDriver(load_function(environment.path or "", key), environment.options, key)
+    if environment.kind == "python":
+        tools = Tools(environment.tools, environment.tool_s)
+        if environment.path is None:
+            from actors.environments.episodes.tool_environment import ToolEnvironment
+
+            options = {"data": job.data, **environment.options}
+            return PythonDriver(ToolEnvironment, options, tools, "environment.options")
+        return PythonDriver(load_function(environment.path, key), environment.options, tools, key)
+    if environment.kind == "openenv":
+        from actors.environments.episodes.openenv import OpenEnv
+
+        options = {"url": environment.url or "", **environment.options}
+        return PythonDriver(OpenEnv, options, Tools(environment.tools, environment.tool_s), "environment.url")
+    raise EnvironmentRefused(
+        f"environment.kind: {environment.kind} is not built yet; use python, agent, openenv or external"
+    )

@@ -1,0 +1,105 @@
+"""The adapter for environments with ``reset`` and ``step``: it drives them against the endpoint.
+
+    reset(row) ─▶ messages ─▶ endpoint.chat ─▶ answer ─▶ step(answer) ─▶ messages, reward ─▶ …  until done
+                     ▲                            │
+                     └──── tool results ◀── tools ┘  while it calls tools, ``step`` does not hear of it
+
+A budget that is spent ends the loop, and what there is is scored: ``score()``, else the sum of the rewards so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from actors.environments.episodes.endpoint import Endpoint
+from actors.environments.episodes.errors import BudgetSpent, EnvironmentBroken, EnvironmentRefused
+from actors.environments.episodes.interface import ChatMessage, Outcome, as_messages, as_step
+from actors.environments.episodes.returned_numbers import as_metrics, as_reward
+from actors.environments.episodes.settling import settled
+from actors.environments.episodes.tools import Toolbox, Tools
+from actors.environments.scoring.user_code import described
+
+
+class PythonDriver:
+    """It drives episodes of one class. ``key``: where the job file names the class."""
+
+    def __init__(self, make: Callable[..., Any], options: Mapping[str, Any], tools: Tools, key: str) -> None:
+        self._make = make
+        self._options = options
+        self._tools = tools
+        self._key = key
+
+    def trial(self) -> None:
+        """Find out what would make every episode fail.
+
+        Raises:
+            EnvironmentRefused: it cannot be made, or lacks what an environment must have.
+        """
+        environment = self._made()
+        for name in ("reset", "step"):
+            if not callable(getattr(environment, name, None)):
+                wrong = f"{self._key}: a {type(environment).__name__} has no method {name!r}"
+                raise EnvironmentRefused(f"{wrong}; an environment has reset(row) and step(answer)")
+        with contextlib.closing(self._tools.opened(_tools_of(environment))):
+            _close(environment)
+
+    def _made(self) -> Any:
+        try:
+            return self._make(**self._options)
+        except Exception as error:
+            raise EnvironmentRefused(
+                f"{self._key} cannot be made with environment.options: {described(error)}"
+            ) from error
+
+    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, again: bool) -> Outcome:
+        """Run one episode to its end; ``again``: it has been begun before.
+
+        Raises:
+            GatewayAway, SessionOver, ToolServerDied, and what the environment raises.
+        """
+        environment = self._make(**self._options)
+        with contextlib.closing(self._tools.opened(_tools_of(environment), again=again)) as tools:
+            try:
+                reward, cause = _rounds(environment, dict(row), endpoint, tools)
+                if hasattr(environment, "score"):
+                    reward = as_reward(settled(environment.score()), "score()")
+                told = settled(environment.metrics()) if hasattr(environment, "metrics") else {}
+                return Outcome(reward, cause, {**tools.metrics, **as_metrics(told, "metrics()")})
+            finally:
+                _close(environment)
+
+
+def _rounds(environment: Any, row: dict[str, Any], endpoint: Endpoint, tools: Toolbox) -> tuple[float, str]:
+    """The sum of the rewards, and what has ended the episode."""
+    messages = list(as_messages(settled(environment.reset(row)), "reset()"))
+    if not messages:
+        raise EnvironmentBroken("reset() gave nothing that the model could read; expected a text, or messages")
+    total = 0.0
+    while True:
+        try:
+            answer = endpoint.chat(messages, tools.schemas)
+        except BudgetSpent as spent:
+            return total, spent.budget
+        messages.append(answer)
+        if calls := cast("list[ChatMessage]", answer.get("tool_calls") or []):
+            messages += [tools.answer(call, endpoint.left_s) for call in calls]
+            continue
+        step = as_step(settled(environment.step(answer.get("content") or "")), "step()")
+        total += as_reward(step.reward, "step()")
+        if step.done:
+            return total, "ended"
+        said = as_messages(step.messages, "step()")
+        if not said:
+            raise EnvironmentBroken("step() is not done, and gave nothing that the model could read next")
+        messages += said
+
+
+def _tools_of(environment: Any) -> list[Callable[..., Any]]:
+    return list(getattr(environment, "tools", None) or [])
+
+
+def _close(environment: Any) -> None:
+    if callable(getattr(environment, "close", None)):
+        settled(environment.close())

@@ -1,0 +1,203 @@
+"""Tools that the model may call: Python functions and MCP servers, each call bounded in time and output.
+
+    call {name, arguments as JSON} ─▶ arguments checked ─▶ the tool, tool_s at most ─▶ text, cut ─▶ {"role": "tool", …}
+
+Whatever the model can bring about is text that it reads: an unknown tool, arguments that do not fit, an error that the
+tool raises, a call that takes too long, an output that floods. A server that dies may be the machine's doing: the
+episode is begun again, and what the model has said already is not sampled again. If a server dies in that, too, the
+model reads of it: to break a tool gains it nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol, cast
+
+from pydantic import TypeAdapter, ValidationError, validate_call
+from pydantic.errors import PydanticUserError
+
+from actors.environments.episodes.errors import EnvironmentRefused, ToolServerDied, ToolTimedOut
+from actors.environments.episodes.interface import ChatMessage
+from actors.environments.episodes.mcp_server import MCP, McpServer
+from actors.environments.episodes.settling import settled
+from actors.environments.scoring.scorers import load_function
+from actors.environments.scoring.user_code import described
+from configs.limits import DEFAULT_LIMITS
+
+
+class Tool(Protocol):
+    """It can be called by the model."""
+
+    name: str
+    schema: dict[str, Any]
+    """As the chat API has it: ``{"type": "function", "function": {…}}``."""
+
+    def call(self, arguments: dict[str, Any], timeout_s: float) -> str:
+        """What the model is to read.
+
+        Raises:
+            ToolTimedOut: it takes longer than ``timeout_s``.
+            ToolServerDied: infrastructure.
+            Exception: whatever goes wrong in it: the model reads of it.
+        """
+        ...
+
+
+class FunctionTool:
+    """A tool that is a Python function: its type hints are the schema, its docstring says what it is for."""
+
+    def __init__(self, function: Callable[..., Any], key: str) -> None:
+        """Raises EnvironmentRefused: its arguments have types that JSON cannot say."""
+        self.name = function.__name__
+        try:
+            parameters = TypeAdapter(cast(Any, function)).json_schema()
+            self._function = validate_call(function)
+        except PydanticUserError as error:
+            raise EnvironmentRefused(f"{key}: no schema can be made of the tool {self.name}: {error}") from error
+        parameters = {"type": "object", "properties": {}, **parameters}
+        if "prefixItems" in parameters or parameters["type"] != "object":
+            wrong = f"{key}: the tool {self.name} takes arguments by position only"
+            raise EnvironmentRefused(f"{wrong}; the model names each of them")
+        description = inspect.getdoc(function) or ""
+        told = {"name": self.name, "description": description, "parameters": parameters}
+        self.schema = {"type": "function", "function": told}
+
+    def call(self, arguments: dict[str, Any], timeout_s: float) -> str:
+        with _alarm(timeout_s):
+            returned = settled(self._function(**arguments))
+        return returned if isinstance(returned, str) else json.dumps(returned, default=str)
+
+
+@contextmanager
+def _alarm(timeout_s: float) -> Iterator[None]:
+    """Interrupt what runs in this block after ``timeout_s``; it must be the main thread's."""
+
+    def ring(_: int, __: FrameType | None) -> None:
+        raise ToolTimedOut
+
+    former = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
+
+
+class Tools:
+    """It is what ``environment.tools`` names; ``opened`` makes the toolbox of one episode."""
+
+    def __init__(self, named: Sequence[str], tool_s: float) -> None:
+        """Raises EnvironmentRefused, RewardRefused: one cannot be imported, or no schema can be made of it."""
+        self._tool_s = tool_s
+        self._commands = [name.removeprefix(MCP).strip() for name in named if name.startswith(MCP)]
+        places = [(f"environment.tools.{i}", name) for i, name in enumerate(named) if not name.startswith(MCP)]
+        self._functions = [FunctionTool(load_function(name, key), key) for key, name in places]
+
+    def opened(self, methods: Sequence[Callable[..., Any]] = (), *, again: bool = False) -> Toolbox:
+        """These, ``methods`` of the environment, and those of servers that are started now.
+
+        Raises:
+            EnvironmentRefused: two have one name, or a server cannot be started or has no tools.
+        """
+        of_environment = [FunctionTool(method, "tools of the environment") for method in methods]
+        servers: list[McpServer] = []
+        try:
+            for command in self._commands:
+                servers.append(McpServer(command, DEFAULT_LIMITS.tool_server_start_s))  # noqa: PERF401 (closed below)
+            served = [tool for server in servers for tool in server.tools]
+            return Toolbox([*self._functions, *of_environment, *served], servers, self._tool_s, again=again)
+        except BaseException:
+            for server in servers:
+                server.close()
+            raise
+
+
+class Toolbox:
+    """It holds the tools of one episode, and counts what they are used for."""
+
+    def __init__(
+        self, tools: Sequence[Tool], servers: Sequence[McpServer], tool_s: float, *, again: bool = False
+    ) -> None:
+        """``again``: the episode has been begun before. Raises EnvironmentRefused: two tools have one name."""
+        self._tools = {tool.name: tool for tool in tools}
+        if len(self._tools) < len(tools):
+            name = Counter(tool.name for tool in tools).most_common(1)[0][0]
+            wrong = f"environment.tools: two tools are called {name!r}"
+            raise EnvironmentRefused(f"{wrong}; the model could not tell them apart")
+        self._servers = servers
+        self._tool_s = tool_s
+        self._again = again
+        self._calls = self._errors = 0
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [tool.schema for tool in self._tools.values()]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """How often the model has called tools, and how often in vain; empty if there are none."""
+        return {"tool_calls": float(self._calls), "tool_errors": float(self._errors)} if self._tools else {}
+
+    def answer(self, call: Mapping[str, Any], left_s: float = math.inf) -> ChatMessage:
+        """What the model reads in answer to its ``call``, in the words of the chat API.
+
+        Raises:
+            ToolServerDied: infrastructure, it seems.
+        """
+        asked = cast("Mapping[str, Any]", call.get("function") or {})
+        name, text = str(asked.get("name") or ""), asked.get("arguments")
+        self._calls += 1
+        began_s = time.monotonic()
+        said, failed = self._said(name, text, max(0.001, min(self._tool_s, left_s)))
+        self._errors += failed
+        print(f"tool {name!r} took {time.monotonic() - began_s:.3f} s{', in vain' if failed else ''}", flush=True)
+        return {"role": "tool", "tool_call_id": call.get("id") or "", "name": name, "content": _cut(said)}
+
+    def _said(self, name: str, text: Any, timeout_s: float) -> tuple[str, bool]:
+        """What a tool says, and whether it is an error."""
+        if (tool := self._tools.get(name)) is None:
+            return f"Error: there is no tool {name!r}. There are: {', '.join(self._tools) or 'none'}.", True
+        try:
+            arguments: Any = json.loads(text) if isinstance(text, str) else text or {}
+        except ValueError as error:
+            return f"Error: the arguments of {name} are no JSON: {error}.", True
+        if not isinstance(arguments, dict):
+            return f"Error: the arguments of {name} must be a JSON object.", True
+        try:
+            return tool.call(cast("dict[str, Any]", arguments), timeout_s), False
+        except ToolTimedOut:
+            return f"Error: {name} took longer than {timeout_s:g} s and was stopped.", True
+        except ValidationError as error:
+            return f"Error: the arguments of {name} do not fit: {_problems(error)}.", True
+        except ToolServerDied as error:
+            if not self._again:
+                raise
+            return f"Error: {error}.", True
+        except Exception as error:  # noqa: BLE001 (a tool's author: whatever it raises, the model reads)
+            return f"Error: {described(error)}.", True
+
+    def close(self) -> None:
+        """End the servers; those that do not go are killed with the episode's group."""
+        for server in self._servers:
+            server.close()
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
+
+
+def _cut(text: str) -> str:
+    longest = DEFAULT_LIMITS.tool_output_chars
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"

@@ -1,0 +1,125 @@
+"""Episodes begun and ended from outside: ``environment.kind: external``.
+
+    POST /v1/episodes       admin key ─▶ {key, base_url, task, attempt, deadline_s}, or 429 and Retry-After
+    POST /v1/episodes/end   session key, {reward} or {failure} ─▶ {}
+
+Invariants
+- Whoever ends an episode has its key, and ends it once: said again, the same is answered, and nothing changes.
+- Where environment workers drive the episodes, an agent can neither begin one nor reward itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from actors.core.context import Context
+from actors.core.errors import AskError, RemoteError
+from actors.core.leader import Leader
+from actors.core.patience import ask_patiently
+from actors.environments.errors import RowChanged
+from actors.environments.prompts.sources import open_sources
+from actors.environments.scoring.examples import Examples
+from actors.gateway.errors import HttpProblem, wrong
+from actors.gateway.http import Http, as_json
+from actors.gateway.requests import EndRequest, parsed
+from actors.protocol.episodes import EpisodeEnded, EpisodeLeased, LeaseEpisode
+from actors.protocol.failures import Acknowledged, Failure, FailureKind
+from configs.schema import JobConfig
+
+
+class EpisodeRoutes:
+    """It serves agents outside. ``base_url``: where they reach the model."""
+
+    def __init__(
+        self, ctx: Context, http: Http, job: JobConfig, hub: Callable[[], Leader], base_url: Callable[[], str]
+    ) -> None:
+        self._ctx, self._http, self._hub, self._job, self._base_url = ctx, http, hub, job, base_url
+        self._examples: Examples | None = None
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_post("/v1/episodes", self.begin)
+        app.router.add_post("/v1/episodes/end", self.end)
+        app.router.add_post("/s/{key}/v1/episodes/end", self.end)
+
+    async def begin(self, request: web.Request) -> web.StreamResponse:
+        if not self._http.keys.is_admin(self._http.key(request)):
+            raise HttpProblem(401, "not_admin", "episodes are begun with the admin key: the text of RUN/gateway.key")
+        self._check_kind()
+        await self._http.body(request)
+        leased = await self._ask_lease()
+        if leased.work is None:
+            text = "no episode may begin now: the batches that staleness allows are under way"
+            raise HttpProblem(429, "none_to_begin", text, retry_after_s=leased.retry_after_s)
+        name = leased.work.name
+        task = await self._ctx.run_blocking(self._task, leased.work.context)
+        body = {
+            "key": self._http.keys.sign(name),
+            "base_url": self._base_url(),
+            "task": task,
+            "attempt": name.attempt,
+            "deadline_s": leased.work.left_s,
+        }
+        return as_json(body)
+
+    async def end(self, request: web.Request) -> web.StreamResponse:
+        episode = self._http.episode(request)
+        self._check_kind()
+        said = parsed(await self._http.body(request), EndRequest)
+        if (said.reward is None) == (said.failure is None):
+            raise wrong(
+                "reward", "expected either reward (a number) or failure (a text: it runs again, without a result)"
+            )
+        for name, value in {"reward": said.reward or 0.0, **said.metrics}.items():
+            if not math.isfinite(value):
+                raise wrong(name, f"{value} is no finite number")
+        failure = None
+        if said.failure is not None:
+            text = said.failure[: self._ctx.limits.error_text_chars]
+            failure = Failure(FailureKind.NO_RESULT, text, "agent outside")
+        cause = "ended" if failure is None else "failed"
+        ended = EpisodeEnded(
+            job=self._job.name, episode=episode, reward=said.reward, failure=failure, cause=cause, metrics=said.metrics
+        )
+        try:
+            await self._ask(ended, Acknowledged)
+        except RemoteError as error:
+            raise HttpProblem(
+                410, "episode_ended", f"the episode takes no end from this key: {error.detail}"
+            ) from error
+        return as_json({})
+
+    def _check_kind(self) -> None:
+        if self._job.environment.kind != "external":
+            text = (
+                f"environment.kind is {self._job.environment.kind}: its environment workers begin and end the episodes"
+            )
+            raise HttpProblem(403, "not_external", text)
+
+    async def _ask_lease(self) -> EpisodeLeased:
+        return await self._ask(LeaseEpisode(job=self._job.name), EpisodeLeased)
+
+    async def _ask(self, message: Any, reply: type[Any]) -> Any:
+        hub = self._hub()
+        try:
+            return await ask_patiently(self._ctx, lambda: hub.address, message, reply, renew=hub.find)
+        except RemoteError:
+            raise
+        except AskError as error:
+            text = f"the job's scheduler did not answer ({error}): ask again"
+            raise HttpProblem(503, "scheduler_away", text, retry_after_s=self._ctx.limits.gateway_busy_s) from error
+
+    def _task(self, context: bytes) -> dict[str, Any]:
+        """The row of the data that ``context`` names, as plain JSON."""
+        if self._examples is None:
+            self._examples = Examples(open_sources(self._job))
+        try:
+            row = self._examples.of(context)
+        except RowChanged as error:
+            raise HttpProblem(500, "row_changed", str(error)) from error
+        plain = {**row.extra, "row": row.index, "prompt": row.prompt, "answer": row.answer}
+        return json.loads(json.dumps(plain, default=str))

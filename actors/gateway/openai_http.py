@@ -1,0 +1,136 @@
+"""What an agent asks of the model, as OpenAI's API and vLLM's have it.
+
+    POST /v1/chat/completions          messages in, a message out; streams too
+    POST /v1/chat/completions/tokens   the same, with the prompt's token ids beside the messages
+    POST /inference/v1/generate        token ids in, token ids out
+    POST /tokenize                     a text or messages as token ids
+    GET  /v1/models                    the model, and how long a context may get
+
+All of them exist below /s/KEY too, for agents that can set a URL and no header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import xxhash
+from aiohttp import web
+
+from actors.core.leader import Leader
+from actors.gateway.errors import wrong
+from actors.gateway.http import Http, as_json
+from actors.gateway.openai_json import ReplyMaker
+from actors.gateway.rendering import ChatTemplate
+from actors.gateway.requests import ChatRequest, GenerateRequest, Sampling, TokenizeRequest, chat_of, parsed
+from actors.gateway.sessions import Answer, Sessions
+from actors.gateway.walk import Question
+from actors.host.clock import time_of_day_s
+from configs.schema import JobConfig
+
+
+class OpenAiRoutes:
+    """It answers agents. ``tell``: says a trouble to people, by its kind."""
+
+    def __init__(
+        self, http: Http, sessions: Sessions, template: ChatTemplate, replies: ReplyMaker, job: JobConfig,
+        hub: Callable[[], Leader], tell: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self._http, self._sessions, self._template, self._replies, self._hub = http, sessions, template, replies, hub
+        self._tell = tell
+        self._drawn = {"temperature": job.rollout.temperature}
+
+    def add_to(self, app: web.Application) -> None:
+        routes = [
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/chat/completions/tokens", self.chat_of_tokens),
+            ("POST", "/inference/v1/generate", self.generate),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/v1/tokenize", self.tokenize),
+            ("GET", "/v1/models", self.models),
+        ]
+        for method, path, handler in routes:
+            app.router.add_route(method, path, handler)
+            app.router.add_route(method, f"/s/{{key}}{path}", handler)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._chat(request, with_tokens=False)
+
+    async def chat_of_tokens(self, request: web.Request) -> web.StreamResponse:
+        return await self._chat(request, with_tokens=True)
+
+    async def _chat(self, request: web.Request, *, with_tokens: bool) -> web.StreamResponse:
+        episode = self._http.episode(request)
+        body = await self._http.body(request)
+        asked = parsed(body, ChatRequest)
+        if not with_tokens and not self._template.is_there:
+            fix = "put one beside the tokenizer as chat_template.jinja, or ask with token ids (/inference/v1/generate)"
+            raise wrong("messages", f"the model's tokenizer has no chat template: {fix}", "no_chat_template")
+        question = asked.question(is_retry=self._http.is_retry(request), with_tokens=with_tokens)
+        self._look_at(asked, question)
+        pending = self._sessions.ask(self._hub(), episode, question, _digest(request, body))
+        streams, now_s = bool(asked.stream), time_of_day_s()
+
+        def make(answer: Answer) -> Iterable[dict[str, Any]]:
+            return (
+                self._replies.chunks(answer, asked, now_s)
+                if streams
+                else [self._replies.completion(answer, asked, now_s)]
+            )
+
+        return await self._http.reply(request, pending, make, streams=streams, settle=self._sessions.settle)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        episode = self._http.episode(request)
+        body = await self._http.body(request)
+        asked = parsed(body, GenerateRequest)
+        question = asked.question(is_retry=self._http.is_retry(request))
+        self._look_at(asked.sampling_params, question)
+        digest = _digest(request, body)
+        pending = self._sessions.ask(self._hub(), episode, question, digest)
+        name = asked.request_id or digest.hex()
+        return await self._http.reply(
+            request, pending, lambda answer: [self._replies.generated(answer, name)], streams=False,
+            settle=self._sessions.settle,
+        )  # fmt: skip
+
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
+        self._http.someone(request)
+        asked = parsed(await self._http.body(request), TokenizeRequest)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise wrong("prompt", "expected either prompt (a text) or messages")
+        if asked.messages is not None:
+            chat = chat_of(asked.messages, asked.tools, asked.chat_template_kwargs)
+            tokens = self._template.render(chat, ask=asked.add_generation_prompt is not False)
+        else:
+            with_special = asked.add_special_tokens is not False
+            tokens = self._template.encode(asked.prompt or "", special_tokens=with_special)
+        found = {"count": len(tokens), "max_model_len": self._sessions.positions, "tokens": tokens}
+        strings = [self._replies.token_text(token) for token in tokens] if asked.return_token_strs else None
+        return as_json(found | {"token_strs": strings})
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        self._http.someone(request)
+        model = {
+            "id": self._replies.model, "object": "model", "created": int(time_of_day_s()), "owned_by": "headrace",
+            "root": self._replies.model, "parent": None, "max_model_len": self._sessions.positions, "permission": [],
+        }  # fmt: skip
+        return as_json({"object": "list", "data": [model]})
+
+    def _look_at(self, asked: Sampling, question: Question) -> None:
+        """Say what is ignored."""
+        if ignored := asked.ignored(self._drawn):
+            self._tell(
+                "gateway_sampling",
+                f"agents ask for {', '.join(ignored)} other than the job's: ignored, for tokens are drawn as the job "
+                "says, or the trainer would learn from another distribution. Set rollout.temperature in the job file",
+            )
+        for place, token in enumerate(question.tokens or ()):
+            if token >= self._replies.vocabulary:
+                raise wrong(
+                    f"token_ids[{place}]", f"{token} is no token of this model ({self._replies.vocabulary} rows)"
+                )
+
+
+def _digest(request: web.Request, body: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(request.path.encode("utf-8", "surrogateescape") + b"\n" + body)

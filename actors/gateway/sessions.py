@@ -1,0 +1,282 @@
+"""Episodes as the gateway sees them: one question of each at a time, answered by the ledger or by a turn of the model.
+
+    question ─▶ the same one under way, and this is its retry, or nobody waits for it any more? ─▶ join it
+             └▶ wait for the one before ─▶ record (GetEpisode, once) ─▶ walk ─┬─ Answered ─▶ from the record
+                                                                              └─ Takes ─▶ TakeTurn ─▶ CutTurn at a stop
+
+    waits for                      unblocked by
+    the question before            its end; environment.episode_s
+    TakeTurn, GetEpisode, CutTurn  the scheduler, in its present life or the next; environment.episode_s
+
+Invariants
+- A turn goes on when its asker has left: the reply is owed, and whoever asks the same again gets it.
+- Nothing is kept that the ledger does not know, but what this life of the environment has been told (``walk.Owed``).
+- What contradicts the ledger is asked anew from it, not argued about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+
+from actors.core.context import Context
+from actors.core.errors import AskError, RemoteError
+from actors.core.leader import Leader
+from actors.core.message import Message
+from actors.core.patience import ask_patiently
+from actors.gateway.errors import TOO_LONG, HttpProblem, spent, wrong
+from actors.gateway.record import Record, Turn
+from actors.gateway.replies import Reply, ReplyReader
+from actors.gateway.walk import Answered, Owed, Question, Takes, Walk
+from actors.protocol.episodes import CutTurn, EpisodeName, EpisodeRecord, GetEpisode, TakeTurn, TurnTaken
+from actors.protocol.failures import Acknowledged
+from configs.schema import JobConfig
+
+R = TypeVar("R", bound=Message)
+_NOT_ACCEPTED: Final = "NotAccepted"
+_ROUNDS: Final = 3
+"""Times that a question is held against the ledger: whoever else speaks for the episode has an older attempt."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """It is a turn with all that a reply may tell of it."""
+
+    episode: EpisodeName
+    turn: Turn
+    prompt: np.ndarray  # int32[n]
+    tokens: np.ndarray  # int32[n]
+    logprobs: np.ndarray  # float32[n]
+    versions: np.ndarray  # int32[n]
+    reply: Reply
+    is_cut: bool
+    """Whether it ended for its length alone."""
+
+
+@dataclass
+class Pending:
+    """It is a question under way."""
+
+    ended: asyncio.Future[Answer]
+    listeners: int = 0
+    heard: bool = False
+    """Whether an agent has the whole reply."""
+
+
+@dataclass
+class Session:
+    """It is one life of an episode's environment."""
+
+    episode: EpisodeName
+    record: Record | None = None
+    ends_s: float = math.inf
+    """Time at which the episode is over."""
+    owed: Owed = field(default_factory=Owed)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    pending: dict[bytes, Pending] = field(default_factory=dict[bytes, Pending])
+
+
+class Sessions:
+    """It answers questions. ``tell``: says a trouble to people, by its kind."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        job: JobConfig,
+        walk: Walk,
+        reader: ReplyReader,
+        positions: int,
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._ctx, self._job, self._walk, self._reader = ctx, job, walk, reader
+        self._tell = tell
+        self.positions = positions
+        """Tokens of a context at most, the answer with it."""
+        self._sessions: OrderedDict[EpisodeName, Session] = OrderedDict()
+
+    # ------------------------------------------------------------ questions
+
+    def ask(self, hub: Leader, episode: EpisodeName, question: Question, digest: bytes) -> Pending:
+        """Begin to answer ``question``, or join it where it is under way. ``digest`` tells it apart from others.
+
+        Raises:
+            HttpProblem: the episode asks too much at once.
+        """
+        if len(question.stop) > self._ctx.limits.gateway_stops:
+            raise wrong("stop", f"{len(question.stop)} texts; expected at most {self._ctx.limits.gateway_stops}")
+        session = self._session(episode)
+        running = session.pending.get(digest)
+        if running is not None and (question.is_retry or running.listeners == 0):
+            return running
+        if len(session.pending) >= self._ctx.limits.gateway_questions:
+            text = f"this episode waits for {len(session.pending)} answers already: ask again when one has come"
+            raise HttpProblem(429, "too_many_questions", text, retry_after_s=self._ctx.limits.gateway_busy_s)
+        while digest in session.pending:
+            digest += b"+"  # asked twice on purpose: two turns
+        pending = session.pending[digest] = Pending(self._new_future())
+        self._ctx.start_task(self._run(hub, session, question, digest, pending), f"turn {digest[:4].hex()}")
+        return pending
+
+    def settle(self, pending: Pending) -> None:
+        """Somebody listens no more, or there is something to hear: the reply is told, or owed if nobody took it."""
+        ended = pending.ended
+        if not ended.done() or ended.cancelled() or ended.exception() is not None:
+            return
+        answer = ended.result()
+        if (session := self._sessions.get(answer.episode)) is None:
+            return
+        if pending.heard:
+            session.owed.told(answer.turn)
+        elif not pending.listeners:
+            session.owed.undelivered.add(answer.turn.number)
+
+    def _new_future(self) -> asyncio.Future[Answer]:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear it
+        return future
+
+    def _session(self, episode: EpisodeName) -> Session:
+        session = self._sessions.setdefault(episode, Session(episode))
+        self._sessions.move_to_end(episode)
+        if (over := len(self._sessions) - self._ctx.limits.gateway_episodes) > 0:
+            idle = (name for name, one in self._sessions.items() if not one.pending and one is not session)
+            for name in list(itertools.islice(idle, over)):
+                del self._sessions[name]
+        return session
+
+    async def _run(self, hub: Leader, session: Session, question: Question, digest: bytes, pending: Pending) -> None:
+        """Answer one question; whatever goes wrong is its answer."""
+        try:
+            async with asyncio.timeout(self._job.environment.episode_s), session.turn:
+                answer = await self._answer(hub, session, question)
+            if not pending.ended.done():
+                pending.ended.set_result(answer)
+                self.settle(pending)
+        except HttpProblem as problem:
+            self._fail(pending, problem)
+        except (AskError, TimeoutError) as error:
+            session.record = None
+            text = f"the job's scheduler did not answer ({error or 'no answer in time'}): ask again"
+            self._fail(pending, HttpProblem(503, "scheduler_away", text, retry_after_s=self._ctx.limits.gateway_busy_s))
+        except Exception as error:
+            session.record = None
+            self._ctx.log.exception("a question could not be answered", episode=str(session.episode))
+            self._fail(pending, HttpProblem(500, "bug", f"the gateway failed on this request: {type(error).__name__}"))
+        finally:
+            del session.pending[digest]
+
+    def _fail(self, pending: Pending, problem: HttpProblem) -> None:
+        if not pending.ended.done():
+            pending.ended.set_exception(problem)
+
+    # ------------------------------------------------------------ answers
+
+    async def _answer(self, hub: Leader, session: Session, question: Question) -> Answer:
+        for _ in range(_ROUNDS):
+            record = session.record
+            if record is None:
+                record = session.record = await self._get(hub, session.episode)
+                session.ends_s = self._ctx.now() + record.left_s
+            decision = self._walk.decide(record, session.owed, question, session.episode.attempt)
+            try:
+                if isinstance(decision, Answered):
+                    turn = decision.turn
+                    await self._get(hub, session.episode)  # only to see that it goes on
+                else:
+                    turn = await self._take(hub, session, record, question, decision)
+                return await self._cut_at_stop(hub, session, record, question, turn)
+            except RemoteError as error:
+                if error.error_type != _NOT_ACCEPTED:
+                    raise
+                self._ctx.log.warning("the ledger has it otherwise", episode=str(session.episode), detail=error.detail)
+                session.record = None
+        raise HttpProblem(503, "contradicts_ledger", "the ledger of this episode has moved on: ask again")
+
+    async def _take(self, hub: Leader, session: Session, record: Record, question: Question, takes: Takes) -> Turn:
+        if takes.unbridged:
+            self._tell(
+                "gateway_unbridged",
+                "the chat template rewrites history (it drops old thinking, say), so a turn began a fresh context: its "
+                "messages are computed again, and the row grows by them. Lower environment.turns_max, raise "
+                "environment.episode_tokens, or use a template that keeps history",
+            )
+        room = self.positions - takes.context_tokens
+        if room < 1:
+            text = (
+                f"the model's context length is {self.positions} tokens, and this request has "
+                f"{takes.context_tokens} before the answer: shorten the messages"
+            )
+            raise HttpProblem(400, TOO_LONG, text, param="messages")
+        if not takes.tokens:
+            raise wrong("messages", "they render to no tokens: say something")
+        asked = [question.turn_tokens, self._job.environment.turn_tokens, record.model_tokens_left, room]
+        spoken = np.array(takes.tokens, np.int32)
+        message = TakeTurn(
+            job=self._job.name, episode=session.episode, offset=takes.offset, fresh=takes.fresh, tokens=spoken,
+            turn_tokens=max(1, min(limit for limit in asked if limit is not None)), diverged=takes.diverged,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(max(0.0, session.ends_s - self._ctx.now())):
+                said = await self._patiently(hub, message, TurnTaken)
+        except TimeoutError as error:
+            raise spent("time") from error
+        if said.status == "spent":
+            session.record = None
+            raise spent("tokens" if (await self._get(hub, session.episode)).turns_left > 0 else "turns")
+        _refuse(said.status)
+        if takes.diverged:
+            session.record = None  # what was cut is refunded, and the ledger counts it
+        turns = next((i for i, turn in enumerate(record.turns) if turn.begin >= takes.offset), len(record.turns))
+        session.owed.cut(turns)
+        return record.add(takes.offset, spoken, said, fresh=takes.fresh)
+
+    async def _cut_at_stop(
+        self, hub: Leader, session: Session, record: Record, question: Question, turn: Turn
+    ) -> Answer:
+        said = record.said(turn)
+        kept = self._reader.kept_tokens(said.tolist(), question.stop) if question.stop else len(said)
+        if kept < len(said) and turn.end == record.length:
+            length = turn.begin + kept
+            cut = CutTurn(job=self._job.name, episode=session.episode, length=length)
+            await self._patiently(hub, cut, Acknowledged)
+            record.cut(length)
+        return self._made(session, record, turn, kept, question)
+
+    def _made(self, session: Session, record: Record, turn: Turn, kept: int, question: Question) -> Answer:
+        prompt, end = record.prompt(turn), turn.begin + kept
+        tokens = record.tokens[turn.begin : end]
+        opened = self._reader.opens_reasoning(prompt)
+        reply = self._reader.read(tokens, opened=opened, tools=question.looks_for_calls, stop=question.stop)
+        stopped = kept < turn.end - turn.begin or int(tokens[-1]) in self._reader.ends
+        stopped = stopped or any(one in self._reader.text(tokens) for one in question.stop)
+        return Answer(
+            session.episode, turn, prompt, tokens, record.logprobs[turn.begin : end], record.versions[turn.begin : end],
+            reply, not stopped,
+        )  # fmt: skip
+
+    async def _get(self, hub: Leader, episode: EpisodeName) -> Record:
+        found = await self._patiently(hub, GetEpisode(job=self._job.name, episode=episode), EpisodeRecord)
+        _refuse(found.status)
+        return Record(found)
+
+    async def _patiently(self, hub: Leader, message: Message, reply: type[R]) -> R:
+        patience_s = self._job.environment.episode_s
+        return await ask_patiently(
+            self._ctx, lambda: hub.address, message, reply, renew=hub.find, patience_s=patience_s
+        )
+
+
+def _refuse(status: str) -> None:
+    """Raises HttpProblem where the episode takes no more questions."""
+    if status == "replaced":
+        text = "another attempt drives this episode since its environment was given up: this key has expired"
+        raise HttpProblem(401, "key_expired", text)
+    if status in ("ended", "unknown"):
+        raise HttpProblem(410, "episode_ended", "this episode has ended: begin another one")

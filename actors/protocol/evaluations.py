@@ -1,0 +1,68 @@
+"""How a version of the weights is evaluated on held-out prompts.
+
+    scheduler ──NeedEvaluation──▶ job ──IssueBatch──▶ scheduler        samples are drawn and scored like any others
+                                   └──GiveUpEvaluation──▶ scheduler    its prompts cannot be read
+    scheduler ──EvaluationDone──▶ job ──EvaluationRow──▶ metrics
+
+The samples of an evaluation are a batch of their own: its ``step`` is a negative number that stands for the version, so
+that no counter of steps ever meets it.
+"""
+
+from __future__ import annotations
+
+from actors.core.message import Message, message
+
+
+def evaluation_step(version: int) -> int:
+    """The ``step`` of the batch that evaluates ``version``."""
+    return -1 - version
+
+
+def version_of(step: int) -> int:
+    """The version that a batch of this negative ``step`` evaluates."""
+    return -1 - step
+
+
+def is_evaluation(step: int) -> bool:
+    """Whether the batch of ``step`` evaluates a version, and no step trains on it."""
+    return step < 0
+
+
+def name_of_batch(step: int) -> str:
+    """What people call the batch."""
+    return f"the evaluation of version {version_of(step)}" if is_evaluation(step) else f"step {step}"
+
+
+@message("jobs.need_evaluation")
+class NeedEvaluation(Message):
+    """The prompts of the evaluation are wanted, for this version."""
+
+    job: str
+    version: int
+
+
+@message("scheduler.give_up_evaluation")
+class GiveUpEvaluation(Message):
+    """The prompts cannot be read, now or later. Answered with Acknowledged."""
+
+    job: str
+    version: int
+    why: str
+
+
+@message("jobs.evaluation_done")
+class EvaluationDone(Message):
+    """An evaluation is durable, whatever came of it."""
+
+    job: str
+    version: int
+    figures: dict[str, float]
+    """Figures as ``actors/policies/pass_at_k.py`` computes them, and what was measured; a mean of nothing is NaN."""
+
+
+@message("metrics.evaluation_row")
+class EvaluationRow(Message):
+    """The job adds a line to eval.jsonl."""
+
+    job: str
+    row: dict[str, float | int | dict[str, float | None] | None]

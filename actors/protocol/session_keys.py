@@ -1,0 +1,89 @@
+"""Keys of the gateway: one for whoever runs the job, and one for each life of an episode, which nobody has to remember.
+
+    RUN/gateway.key (0600)  hr-admin-…      begins episodes; its text is also the secret that signs session keys
+    session key             hr-<job>-<step>-<prompt>-<sibling>-<attempt>-<signature>
+
+Invariants
+- The file is made once, by whoever needs it first, and outlives every process of the run: keys stay good.
+- A session key is valid by its signature alone. Whether its episode still goes on, the scheduler knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from actors.protocol.episodes import EpisodeName
+from transport.errors import HeadraceError
+
+KEY_FILE: Final = "gateway.key"
+_ADMIN: Final = "hr-admin-"
+_SIGNATURE_CHARACTERS: Final = 32
+"""In hexadecimal: 128 bits, nobody guesses it."""
+
+
+class BadKey(HeadraceError):
+    """The key is none of this run's; the message says why."""
+
+
+def admin_key(run_dir: Path) -> str:
+    """The admin key of the run, made at the first call.
+
+    Raises:
+        BadKey: the file holds something else.
+    """
+    path = run_dir / KEY_FILE
+    if not path.exists():
+        descriptor, made = tempfile.mkstemp(dir=run_dir, prefix=f".{KEY_FILE}.")  # mode 0600
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{_ADMIN}{secrets.token_hex(24)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(made, path)  # whole or not at all, and never over a key that somebody else has just made
+        except FileExistsError:
+            pass
+        finally:
+            Path(made).unlink()
+    key = path.read_text("ascii", errors="replace").strip()
+    if not key.startswith(_ADMIN):
+        raise BadKey(f"{path} holds no admin key (expected {_ADMIN}…): remove it, and the next start makes one")
+    return key
+
+
+class SessionKeys:
+    """Signs session keys of one job, and reads them."""
+
+    def __init__(self, admin: str, job: str) -> None:
+        self._admin, self._job = admin, job
+        self._secret = hmac.digest(admin.encode(), b"session keys", "sha256")
+
+    def is_admin(self, key: str) -> bool:
+        """Compared in constant time."""
+        return hmac.compare_digest(key.encode("utf-8", "replace"), self._admin.encode())
+
+    def sign(self, episode: EpisodeName) -> str:
+        named = f"hr-{self._job}-{episode.step}-{episode.prompt}-{episode.sibling}-{episode.attempt}"
+        return f"{named}-{self._signature(named)}"
+
+    def read(self, key: str) -> EpisodeName:
+        """The episode that ``key`` was signed for.
+
+        Raises:
+            BadKey: it is no session key of this job, or was not signed here.
+        """
+        named, _, signature = key.rpartition("-")
+        head, *numbers = named.rsplit("-", 4)
+        if head != f"hr-{self._job}" or len(numbers) != 4 or not all(n.isascii() and n.isdecimal() for n in numbers):
+            raise BadKey("this is no session key of this job: use the one that the episode was begun with")
+        if not hmac.compare_digest(signature.encode("utf-8", "replace"), self._signature(named).encode()):
+            raise BadKey("the signature of this session key is not this run's: use the key that it was begun with")
+        return EpisodeName(*map(int, numbers))
+
+    def _signature(self, named: str) -> str:
+        return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()[:_SIGNATURE_CHARACTERS]

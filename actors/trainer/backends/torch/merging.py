@@ -1,0 +1,123 @@
+"""From an adapter to a whole model: every W of its layers becomes W + scale · B A, and the rest is the base's.
+
+    CHECKPOINT (adapter_config.json) ─ names, and by a hash knows ─▶ base ─▶ OUT.partial ── renamed, once whole ──▶ OUT
+
+The sum is computed in float32, and rounded once to the base's own format.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from actors.host.adapter import CONFIG_FILE, TENSOR_FILE, A, base_identity, layer_of, tensor_names
+from actors.host.model_errors import brief, passes
+from actors.trainer import checkpoint as checkpoints
+from actors.trainer.backends.tokenizer_files import copy_tokenizer
+from actors.trainer.backends.torch.generation_defaults import as_it_was
+from actors.trainer.errors import CannotMerge
+
+_PLAIN: Final = {
+    "use_dora": False,
+    "use_rslora": False,
+    "bias": "none",
+    "modules_to_save": None,
+    "fan_in_fan_out": False,
+}
+"""What an adapter of ours does not use, and would be merged wrongly."""
+
+
+def merge(directory: Path, out: Path, base: Path | None) -> dict[str, Any]:
+    """Write the model that the adapter in ``directory`` makes of its base to ``out``; says what it is made of.
+
+    ``base``: where that model lies now, unless it is where it was.
+
+    Raises:
+        CannotMerge: the adapter or its base is not there, altered, or of a kind that is not merged.
+    """
+    config = _config(directory)
+    if (directory / checkpoints.STATE_FILE).is_file():
+        checkpoints.read(directory)  # each file has its hash
+    tensors, identity = _tensors(directory / TENSOR_FILE)
+    path = base or Path(str(config.get("base_model_name_or_path", "")))
+    if not (path / "config.json").is_file():
+        raise CannotMerge(f"{directory}: its base was {path}, where no model is; name the directory with --base")
+    if identity and (found := base_identity(path)) != identity:
+        raise CannotMerge(
+            f"{directory}: is an adapter of a model with xxh3 {identity}, and {path} holds one with {found}; name the "
+            "directory that holds the former with --base"
+        )
+    model = _load(path)
+    layers = _add(model, tensors, config["lora_alpha"] / config["r"], directory)
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with as_it_was(model):
+        model.save_pretrained(partial, safe_serialization=True)
+    copy_tokenizer(directory, partial)
+    copy_tokenizer(path, partial)
+    partial.rename(out)
+    return {"path": str(out), "base": str(path), "layers": layers, "parameters": model.num_parameters()}
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    if not (directory / CONFIG_FILE).is_file():
+        has_model = (directory / "config.json").is_file()
+        what = (
+            "holds a whole model already" if has_model else f"has no {CONFIG_FILE}, expected a checkpoint of an adapter"
+        )
+        raise CannotMerge(f"{directory}: {what}; name a directory RUN/checkpoints/step_… of a job with model.adapter")
+    try:
+        config: dict[str, Any] = json.loads((directory / CONFIG_FILE).read_text("utf-8"))
+        plain = config["peft_type"] == "LORA" and config["r"] >= 1 and config["lora_alpha"] > 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CannotMerge(f"{directory / CONFIG_FILE}: is no description of a LoRA adapter: {error!r}") from error
+    odd = [key for key, value in _PLAIN.items() if config.get(key, value) != value]
+    if not plain or odd or config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise CannotMerge(
+            f"{directory / CONFIG_FILE}: is no plain LoRA adapter{f' (it sets {odd[0]})' if odd else ''}; merge it "
+            "with the library that made it"
+        )
+    return config
+
+
+def _tensors(path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors by name, and the identity of the model that they belong to; empty where the file says none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            identity = (file.metadata() or {}).get("base", "")
+            return {name: file.get_tensor(name) for name in file.keys()}, identity  # noqa: SIM118 safe_open is no mapping
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CannotMerge(f"{path}: {error}; name another checkpoint") from error
+
+
+def _load(path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+    except Exception as error:
+        if passes(error):
+            raise
+        raise CannotMerge(f"{path}: holds no causal LM that transformers can load: {brief(error)}") from error
+
+
+@torch.no_grad()
+def _add(model: nn.Module, tensors: dict[str, Tensor], scale: float, directory: Path) -> int:
+    """Add the adapter to the weights; returns how many layers have one."""
+    modules = dict(model.named_modules())
+    layers = [layer_of(name) for name in tensors if name.endswith(f".{A}.weight")]
+    for layer in layers:
+        a, b = (tensors.get(name) for name in tensor_names(layer))
+        module = modules.get(layer)
+        if not isinstance(module, nn.Linear) or a is None or b is None or module.weight.shape != (len(b), a.shape[1]):
+            raise CannotMerge(f"{directory / TENSOR_FILE}: {layer!r} is no linear layer of that shape in its base")
+        module.weight.copy_(torch.addmm(module.weight.float(), b.float(), a.float(), alpha=scale))
+    if 2 * len(layers) != len(tensors) or not layers:
+        raise CannotMerge(f"{directory / TENSOR_FILE}: holds other tensors than the two of each layer")
+    return len(layers)

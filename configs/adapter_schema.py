@@ -1,0 +1,21 @@
+"""The adapter of a job that trains one in place of the whole model: the section ``model.adapter``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.section import PositiveFloat, PositiveInt, Section
+
+
+class AdapterConfig(Section):
+    """A low-rank adapter (LoRA): two thin matrices beside each chosen linear layer. The model itself stays as it is."""
+
+    rank: PositiveInt = 16
+    """Width of the two matrices: how much the adapter can learn, and how large it is."""
+    alpha: PositiveFloat = 32.0
+    """What the two matrices add to a layer is multiplied by this, divided by ``rank``."""
+    targets: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
+    """Linear layers that get one. ``all-linear``: all but the output embedding; a list: those whose names end so, such
+    as ``[q_proj, v_proj]``."""

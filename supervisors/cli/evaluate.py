@@ -1,0 +1,81 @@
+"""``headrace eval``: one model, evaluated as a job says, without training.
+
+CHECKPOINT, JOB.yaml ─▶ the job with ``eval.only`` ─▶ rollout workers and rewards, no trainer ─▶ the row of eval.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from actors.core.terminal_text import harmless
+from actors.host.open_files import TooFewDescriptors, check_enough_for
+from actors.host.room import NoSpaceLeft
+from configs.errors import ConfigError
+from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, Json, fail, finish, wrong
+from supervisors.cli.run import Overrides
+from supervisors.cli.run_end import EXIT_OF_STATE
+
+RESULT: Final = ("avg_at_k", "pass_at_k", "samples", "response_tokens_mean")
+"""Keys of the object that ``--json`` ends with."""
+_NOT_OF_TRAINING: Final = ("scheduling={}", "provider={}", "trainer.service=null", "checkpoint={}", "eval.only=true")
+"""What a job says of training, and of machines that come and go with its steps, is left out."""
+_NAME_CHARS: Final = 59
+
+
+def eval_(
+    model: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of a run, or a Hugging Face directory.")
+    ],
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file: its eval, reward and rollout count.")],
+    set_: Overrides = None,
+    dir_: Annotated[Path | None, typer.Option("--dir", help="Run directory. Default: runs/NAME-eval.")] = None,
+    json_: Json = False,
+) -> None:
+    """Evaluate a checkpoint as the eval section of a job says; nothing is trained."""
+    from configs.loader import load_job, read_job
+    from supervisors.api.own_directory import own_run_directory
+    from supervisors.tree.errors import DirectoryInUse
+
+    try:
+        given = read_job(job, set_ or [])
+        if given.eval is None:
+            raise wrong(str(job), "it has no section eval", "Add eval: {data: …}, as docs/guides/evaluate.md shows")
+        if not model.is_dir():
+            raise wrong(str(model), "there is no such directory", "Name a checkpoint, or a Hugging Face directory")
+        chosen = ["model.source=hf", f"model.path={json.dumps(str(model))}", "model.revision=null"]
+        name = f"name={json.dumps(given.name[:_NAME_CHARS] + '-eval')}"
+        loaded = load_job(job, [*(set_ or []), name, *chosen, *_NOT_OF_TRAINING])
+        check_enough_for(loaded.rollout.workers)
+        lock, news = own_run_directory(dir_, loaded, resume=False, where=f"--dir {dir_ or 'runs'}")
+    except (ConfigError, DirectoryInUse) as error:
+        fail(str(error), EXIT_BAD_CONFIG)
+    except (NoSpaceLeft, TooFewDescriptors) as error:
+        fail(str(error), EXIT_FAILED)
+    console = Console(stderr=json_, highlight=False)
+    with lock:
+        if news:
+            console.print(harmless(news), soft_wrap=True, markup=False)
+        summary, row = _evaluate(loaded, lock.run_dir, console)
+    if row is not None and json_:
+        print(json.dumps({key: row.get(key) for key in RESULT}), flush=True)
+    if summary.get("error"):
+        fail(str(summary["error"]), EXIT_FAILED)
+    raise typer.Exit(EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
+
+
+def _evaluate(job: Any, run_dir: Path, console: Console) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The run's summary, and the row of the evaluation; None: it did not come to its end."""
+    from actors.jobs.evaluation_rows import FILE, read_rows
+    from supervisors.cli.live_view import ProgressView
+    from supervisors.trees import run_job
+
+    console.print(harmless(f"{job.name}: run directory {run_dir}"), soft_wrap=True, markup=False)
+    with ProgressView(console) as view:
+        summary = finish(lambda: run_job(job, run_dir, resume=False, control=None, on_progress=view.update))
+    rows = read_rows(run_dir / FILE)
+    return summary, dict(rows[0]) if rows else None

@@ -1,0 +1,47 @@
+"""Prompts of the evaluation: each once, with contexts of their own, held against those of training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from actors.environments.prompts.evaluation_stream import EvaluationStream
+from actors.environments.prompts.overlap import Overlap
+from actors.environments.prompts.sources import open_all_sources
+from actors.environments.scoring.examples import Examples, source_of
+from configs.schema import JobConfig
+from supervisors.jobs.tiny_model import make_tiny_model
+from tests.smallest_job import smallest_job
+
+
+def job_of(tmp_path: Path, training: list[str], held_out: list[str]) -> JobConfig:
+    for name, prompts in (("train", training), ("held_out", held_out)):
+        rows = [json.dumps({"prompt": prompt, "answer": prompt.upper()}) + "\n" for prompt in prompts]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    return smallest_job(
+        model={"source": "tiny", "hidden": 16, "layers": 1, "warm_start_steps": 0},
+        data={"path": str(tmp_path / "train.jsonl")},
+        eval={"data": {"path": str(tmp_path / "held_out.jsonl"), "shuffle": False}},
+    )
+
+
+def test_each_prompt_is_read_once_and_found_again_by_its_context(tmp_path: Path) -> None:
+    job = job_of(tmp_path, ["a", "b"], ["c", "a", "d"])
+    make_tiny_model(job, tmp_path / "model")
+    sources = open_all_sources(job)
+    stream = EvaluationStream(job, tmp_path / "model", tmp_path, sources)
+    read = stream.read(0, 100)
+    assert read["exhausted"] and read["overlap"] == 1, "a is trained on"
+    contexts = [prompt[3] for prompt in read["prompts"]]
+    assert {source_of(context) for context in contexts} == {"eval.data"}
+    assert [Examples(sources).answer(context) for context in contexts] == ["C", "A", "D"]
+
+
+def test_a_look_ends_in_time_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    job = job_of(tmp_path, ["a", "b", "b", "e"], ["c", "a", "b"])
+    sources = open_all_sources(job)
+    overlap = Overlap({"": sources[""]}, {"eval.data": sources["eval.data"]}, rows_max=3)
+    looks = 1
+    while not overlap.look(until_s=0.0):
+        looks += 1
+    assert overlap.equal == 2 and looks == 3 + 3 + 1, "a row a look, and no more rows than it may look at"
