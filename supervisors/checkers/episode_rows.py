@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from actors.protocol.episodes import FRESH
+from supervisors.checkers.followed import COMMITTED, Sample
 from supervisors.checkers.history import History, Violation
-from supervisors.checkers.replay import COMMITTED, Replay, Sample
+from supervisors.checkers.replay import Replay
 
 EPISODES = "episodes"
 

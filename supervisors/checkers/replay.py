@@ -149,16 +149,11 @@ class Replay:
             self._complain(Topic.STEP, f"the batch of step {step} was issued twice", step=step)
             return
         prompts = [int(p) for p in event.prompts]
-        sampling, state = event.sampling, QUEUED if event.episodes is None else WAITING
-        samples = [
-            Sample(Name(step, prompt, sibling), state, limit=sampling.max_tokens)
-            for prompt in prompts
-            for sibling in range(event.group_size)
-        ]
+        sampling = event.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
-        self.batches[step] = Batch(
-            step, event.group_size, stop_ids, sampling.max_tokens, prompts, samples, event.episodes
-        )
+        batch = Batch(step, event.group_size, stop_ids, sampling.max_tokens, prompts, [], event.episodes)
+        batch.samples += _samples(batch, prompts)
+        self.batches[step] = batch
 
     def _extended(self, event: ev.BatchExtended) -> None:
         batch = self.batches.get(event.step)
@@ -168,9 +163,7 @@ class Replay:
             return
         prompts = [int(p) for p in event.prompts]
         batch.prompts += prompts
-        names = (Name(event.step, prompt, sibling) for prompt in prompts for sibling in range(batch.group_size))
-        begins = QUEUED if batch.episodes is None else WAITING
-        batch.samples += (Sample(name, begins, limit=batch.max_tokens) for name in names)
+        batch.samples += _samples(batch, prompts)
 
     def _assigned(self, event: ev.Assigned) -> None:
         if event.first < self._next_assignment:
@@ -336,6 +329,13 @@ class Replay:
         for sample in self.samples:
             if sample.state == GRANTED:
                 sample.state = SCORED
+
+
+def _samples(batch: Batch, prompts: list[int]) -> list[Sample]:
+    """Samples of these prompts of the batch, as they begin."""
+    state = QUEUED if batch.episodes is None else WAITING
+    names = (Name(batch.step, prompt, sibling) for prompt in prompts for sibling in range(batch.group_size))
+    return [Sample(name, state, limit=batch.max_tokens) for name in names]
 
 
 def replay(events: Iterable[ev.Event], pruned_below: int = 0) -> Replay:

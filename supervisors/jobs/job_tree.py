@@ -131,8 +131,8 @@ class JobTree:
     async def start_processes(self, model_path: Path, job: JobConfig) -> None:
         """Services and rollout workers, at once; returns when all are ready. ``job``: with its data on disk."""
         self._model_path, self._prepared_job = model_path, job
-        episodes = (self._process(name, role, "local") for name, role in self._job.environment.processes.items())
-        services = [self._process("rewards", "rewards", "local"), *episodes]
+        environment = [self._process(name, role, "local") for name, role in self._job.environment.processes.items()]
+        services = [self._process("rewards", "rewards", "local"), *environment]
         if not self._job.only_evaluates:
             services = [self._process("weights", "weights", "local"), *services, self._trainer()]
         if self._job.rollout.length_ranking == "learned":

@@ -133,7 +133,8 @@ class SimulatedPool:
         return verdicts
 
     async def read(self, start: int, count: int, *, evaluation: bool = False) -> dict[str, Any]:
-        """As ``PromptStream.read``; the prompts of an evaluation are as good as any."""
+        """As ``ScorerPool.read``; simulated jobs have no prompts for evaluation."""
+        assert not evaluation, "simulated jobs do not evaluate"
         async with asyncio.timeout(self._patience_s), self._free:
             await slowly(self._life, asyncio.sleep(self._costs.read_s))
         prompts = [self._prompt(ordinal) for ordinal in range(start, start + count)]

@@ -25,7 +25,7 @@ def fails(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-SCENARIOS = {"chaos", "critic", "functions", "planned", "shared_trainer"}
+SCENARIOS = {"chaos", "critic", "episodes_sim", "functions", "planned", "shared_trainer"}
 """Files for ``headrace simulate``; the others are jobs."""
 
 

@@ -62,7 +62,9 @@ def test_the_scenarios_with_a_seeding_window_have_jobs_with_and_without_other_wo
     assert {job.mode for job in seeding.jobs} == modes
 
 
-@pytest.mark.parametrize("name", ["chaos", "critic", "seeding", "combined", "functions", "planned", "shared_trainer"])
+@pytest.mark.parametrize(
+    "name", ["chaos", "critic", "seeding", "combined", "functions", "planned", "shared_trainer", "episodes_sim"]
+)
 def test_the_jobs_of_a_scenario_pass_the_checks_of_real_job_files(name: str, tmp_path: Path) -> None:
     chaos = load_scenario(CONFIGS / f"{name}.yaml")
     for file in ("config.json", "tokenizer.json"):
