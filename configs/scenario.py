@@ -350,11 +350,15 @@ def _rule(job: SimulatedJob) -> dict[str, Any]:
     return {"name": "ppo", "kl_coefficient": 0.05} if job.critic else {}
 
 
+_GAME: Final = "actors.environments.examples.guess_number:GuessNumber"
+"""A class that the checks of a job find. What simulated episodes say comes from ``supervisors/simulation``."""
+
+
 def _environment(job: SimulatedJob) -> dict[str, Any]:
     if not job.turns_max:
         return {}
     return {
-        "kind": "agent", "path": "simulated.game:play", "turns_max": job.turns_max, "turn_tokens": job.turn_tokens,
+        "kind": "python", "path": _GAME, "turns_max": job.turns_max, "turn_tokens": job.turn_tokens,
         "workers": job.environments, "slots": job.episode_slots,
     }  # fmt: skip
 
