@@ -47,6 +47,7 @@ from actors.ledger.journal import Journal, SqliteJournal
 from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Counters, Ledger
 from actors.protocol import episodes as ep
+from actors.protocol import workers as wk
 from actors.protocol.batches import (
     BatchIssued,
     DataEnded,
@@ -64,16 +65,6 @@ from actors.protocol.services import LookupService, RegisterService, ServiceFoun
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
 from actors.protocol.tokens import TokenReport
 from actors.protocol.weights import VersionAvailable
-from actors.protocol.workers import (
-    AssignmentsFailed,
-    Draining,
-    Leaving,
-    Registered,
-    RegisterWorker,
-    WorkerAsleep,
-    WorkerEnded,
-    WorkerVersion,
-)
 from actors.scheduler.episode_rows import EpisodeRows
 from actors.scheduler.episodes import Episodes
 from actors.scheduler.filtering import SpreadFilter
@@ -250,8 +241,8 @@ class Scheduler(Actor):
 
     # ------------------------------------------------------------ workers
 
-    @handles(RegisterWorker)
-    async def register_worker(self, offer: RegisterWorker) -> Registered:
+    @handles(wk.RegisterWorker)
+    async def register_worker(self, offer: wk.RegisterWorker) -> wk.Registered:
         self._scope.check_job(offer.job)
         return self._fleet.enrolment.register(offer)
 
@@ -259,13 +250,13 @@ class Scheduler(Actor):
     async def renew_lease(self, question: RenewLease) -> LeaseRenewed:
         return self._episodes.renew(question) or self._fleet.enrolment.renew(question)
 
-    @handles(WorkerVersion)
-    async def worker_version(self, news: WorkerVersion) -> None:
+    @handles(wk.WorkerVersion)
+    async def worker_version(self, news: wk.WorkerVersion) -> None:
         if self._fleet.serves(news):
             self.lease()
 
-    @handles(WorkerAsleep)
-    async def worker_asleep(self, news: WorkerAsleep) -> None:
+    @handles(wk.WorkerAsleep)
+    async def worker_asleep(self, news: wk.WorkerAsleep) -> None:
         if self._fleet.asleep(news):
             self.lease()
 
@@ -274,28 +265,28 @@ class Scheduler(Actor):
     async def token_report(self, batch: list[Delivery]) -> None:
         await self._fleet.inflow.take_in_turns(batch)
 
-    @handles(AssignmentsFailed)
-    async def assignments_failed(self, news: AssignmentsFailed) -> None:
+    @handles(wk.AssignmentsFailed)
+    async def assignments_failed(self, news: wk.AssignmentsFailed) -> None:
         self._fleet.returns.failed(news)
 
-    @handles(Draining)
-    async def draining(self, news: Draining) -> None:
+    @handles(wk.Draining)
+    async def draining(self, news: wk.Draining) -> None:
         self._fleet.departures.noticed(news)
 
     @handles(EndOfNotice)
     async def end_of_notice(self, about: EndOfNotice) -> None:
         self._fleet.departures.end_of_notice(about)
 
-    @handles(Leaving)
-    async def leaving(self, news: Leaving) -> None:
+    @handles(wk.Leaving)
+    async def leaving(self, news: wk.Leaving) -> None:
         self._fleet.enrolment.leave(news)
 
     @handles(NoWord)
     async def no_word(self, about: NoWord) -> None:
         self._fleet.no_word(about)
 
-    @handles(WorkerEnded)
-    async def worker_ended(self, news: WorkerEnded) -> None:
+    @handles(wk.WorkerEnded)
+    async def worker_ended(self, news: wk.WorkerEnded) -> None:
         self._fleet.ended(news)
 
     @handles(EndOfGrace)
