@@ -8,7 +8,7 @@ from configs.process_limits import ProcessLimits
 
 
 class EnvironmentLimits(ProcessLimits):
-    """Holds the limits that episodes obey, beside those of every process."""
+    """Holds the limits that episodes and the gateway obey, beside those of every process."""
 
     # episodes
     episode_grace_s: float = Field(
@@ -34,3 +34,32 @@ class EnvironmentLimits(ProcessLimits):
     tool_output_chars: int = Field(
         default=16_000, description="of what a tool says, the model reads so many, from its beginning and its end"
     )
+
+    # gateway
+    gateway_request_bytes: int = Field(
+        default=16 << 20, description="one request; a million token ids as JSON are 8 MB"
+    )
+    gateway_requests: int = Field(
+        default=4096, description="requests answered at once; more are told to come back, so that memory stays bounded"
+    )
+    gateway_questions: int = Field(
+        default=16, description="questions of one episode that wait for its turns; more are told to come back"
+    )
+    gateway_episodes: int = Field(
+        default=1024,
+        description="episodes whose rows are kept at hand, some hundred kB each; others are asked of the ledger again",
+    )
+    gateway_renderings: int = Field(
+        default=4096,
+        description="renderings, and turns as read, kept at hand: conversations are compared by looking them up",
+    )
+    gateway_stops: int = Field(
+        default=16, description="stop texts of a request; OpenAI takes 4, and each is looked for in the whole turn"
+    )
+    gateway_alive_s: float = Field(
+        default=0.5,
+        gt=0,
+        description="between two signs of life while a turn runs; read time-outs of clients are longer",
+    )
+    gateway_read_s: float = Field(default=60.0, description="the body of one request, and one write to a client")
+    gateway_busy_s: float = Field(default=1.0, description="after which a client that was told to come back should")

@@ -3,7 +3,7 @@
 No wait without a deadline, no queue without a bound, no number of that kind anywhere else, and one meaning a number
 (``tests/style/test_limits_have_one_home.py`` lists the few that are facts of a format). Values are defaults;
 ``Limits`` is a frozen model, so a job, a test or an operator may hand in another one, never change one in place.
-Those of links, actors and supervision stand in ``process_limits.py``, those of episodes in ``environment_limits.py``.
+Those of links, actors and supervision stand in ``process_limits.py``, those of episodes and of the gateway in ``environment_limits.py``.
 """
 
 from __future__ import annotations
@@ -332,34 +332,6 @@ class Limits(EnvironmentLimits):
     control_peers: int = Field(
         default=1024, description="clients of the control socket whose malformed frames are counted apart"
     )
-    # gateway
-    gateway_request_bytes: int = Field(
-        default=16 << 20, description="one request; a million token ids as JSON are 8 MB"
-    )
-    gateway_requests: int = Field(
-        default=4096, description="requests answered at once; more are told to come back, so that memory stays bounded"
-    )
-    gateway_questions: int = Field(
-        default=16, description="questions of one episode that wait for its turns; more are told to come back"
-    )
-    gateway_episodes: int = Field(
-        default=1024,
-        description="episodes whose rows are kept at hand, some hundred kB each; others are asked of the ledger again",
-    )
-    gateway_renderings: int = Field(
-        default=4096,
-        description="renderings, and turns as read, kept at hand: conversations are compared by looking them up",
-    )
-    gateway_stops: int = Field(
-        default=16, description="stop texts of a request; OpenAI takes 4, and each is looked for in the whole turn"
-    )
-    gateway_alive_s: float = Field(
-        default=0.5,
-        gt=0,
-        description="between two signs of life while a turn runs; read time-outs of clients are longer",
-    )
-    gateway_read_s: float = Field(default=60.0, description="the body of one request, and one write to a client")
-    gateway_busy_s: float = Field(default=1.0, description="after which a client that was told to come back should")
     # runs that a program has started
     held_end_s: float = Field(
         default=600.0,

@@ -273,7 +273,8 @@ class Steps:
         """Wait for ``work``, which goes on if whoever asked for it dies meanwhile: what the ledger holds has happened,
         and everybody else is to hear of it.
         """
-        await asyncio.shield(self._scope.ctx.start_task(work, name))
+        async with asyncio.timeout(3 * self._scope.limits.journal_stall_s):  # the journal gives up before that
+            await asyncio.shield(self._scope.ctx.start_task(work, name))
 
     async def _until_next_is_known(self, step: int) -> None:
         """Wait: the trainer must not open a step that will never come because the data has just ended."""
