@@ -3,7 +3,8 @@
 No wait without a deadline, no queue without a bound, no number of that kind anywhere else, and one meaning a number
 (``tests/style/test_limits_have_one_home.py`` lists the few that are facts of a format). Values are defaults;
 ``Limits`` is a frozen model, so a job, a test or an operator may hand in another one, never change one in place.
-Those of links, actors and supervision stand in ``process_limits.py``, those of episodes and of the gateway in ``environment_limits.py``.
+Those of links, actors and supervision stand in ``process_limits.py``, those of episodes and of the gateway in
+``environment_limits.py``.
 """
 
 from __future__ import annotations
