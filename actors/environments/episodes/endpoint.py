@@ -4,7 +4,7 @@
                  ├─ no connection, cut off, 429, 5xx ─▶ asked again, with growing pauses, while the episode has time
                  ├─ silence for gateway_silence_s ─────▶ asked again: the gateway joins questions that are alike
                  ├─ 400 budget_spent, or time is over ─▶ BudgetSpent
-                 ├─ 410 ──────────────────────────────▶ SessionOver
+                 ├─ 410, 401 key_expired ─────────────▶ SessionOver
                  └─ anything else ────────────────────▶ GatewayRefused
 
 Asking twice is harmless: what the ledger holds is answered from there, and no token is sampled again. So a gateway, or
@@ -27,6 +27,8 @@ from configs.limits import DEFAULT_LIMITS, Limits
 
 _ASK_AGAIN: Final = frozenset([408, 409, 425, 429])
 """Statuses, beside those of the server's own failures, after which the same question may get an answer."""
+_REPEATS: Final = "x-stainless-retry-count"
+"""Header of OpenAI's clients: how often this very question has been asked before."""
 _READ_BYTES: Final = 1 << 16
 
 
@@ -73,8 +75,9 @@ class Endpoint:
     def ask(self, path: str, question: Mapping[str, Any]) -> dict[str, Any]:
         """POST ``question``, again and again while the episode has time; the answer as JSON. Raises as ``chat``."""
         data = json.dumps(question).encode()
-        pause_s, away = self._limits.backoff_first_s, ""
+        pause_s, away, repeats = self._limits.backoff_first_s, "", -1
         while True:
+            repeats += 1
             if self.left_s <= 0:
                 raise (
                     GatewayAway(f"the gateway at {self.base_url} did not answer: {away}")
@@ -82,7 +85,7 @@ class Endpoint:
                     else BudgetSpent("time")
                 )
             try:
-                status, text = self._post(path, data)
+                status, text = self._post(path, data, repeats)
             except TimeoutError:
                 away = ""
                 continue
@@ -96,12 +99,13 @@ class Endpoint:
             time.sleep(max(0.0, min(pause_s, self.left_s)))
             pause_s = min(2 * pause_s, self._limits.backoff_max_s)
 
-    def _post(self, path: str, data: bytes) -> tuple[int, bytes]:
+    def _post(self, path: str, data: bytes, repeats: int) -> tuple[int, bytes]:
         where = urlsplit(self.base_url)
         timeout_s = max(self._limits.backoff_first_s, min(self.left_s, self._limits.gateway_silence_s))
         try:
             connection = self._connect(timeout_s)
             head = {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
+            head[_REPEATS] = str(repeats)
             connection.request("POST", where.path + path, data, head)
             response = connection.getresponse()
             parts: list[bytes] = []
@@ -150,7 +154,7 @@ def _judge(status: int, text: bytes) -> tuple[dict[str, Any] | None, str]:
     code, message = told.get("code"), str(told.get("message") or text[:200].decode("utf-8", "replace"))
     if code == "budget_spent":
         raise BudgetSpent(str(told.get("param") or "turns"))
-    if status == 410 or code == "episode_ended":
+    if status == 410 or code in ("episode_ended", "key_expired"):
         raise SessionOver(message)
     if 400 <= status < 500 and status not in _ASK_AGAIN:
         raise GatewayRefused(f"the gateway refuses the request with status {status}: {message}")
