@@ -216,8 +216,8 @@ def _padded(examples: list[Example], tokenizer: Any) -> tuple[torch.Tensor, torc
         said.append(labels)
     width = max(len(row) for row in rows)
     ids = [row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows]
-    labels = [row + [_NO_LABEL] * (width - len(row)) for row in said]
-    return torch.tensor(ids), torch.tensor(labels)
+    targets = [row + [_NO_LABEL] * (width - len(row)) for row in said]
+    return torch.tensor(ids), torch.tensor(targets)
 
 
 def _reporter(file: Path, every_s: float) -> OnStep:
