@@ -3,17 +3,17 @@
 No wait without a deadline, no queue without a bound, no number of that kind anywhere else, and one meaning a number
 (``tests/style/test_limits_have_one_home.py`` lists the few that are facts of a format). Values are defaults;
 ``Limits`` is a frozen model, so a job, a test or an operator may hand in another one, never change one in place.
-Those of links, actors and supervision stand in ``process_limits.py``.
+Those of links, actors and supervision stand in ``process_limits.py``, those of episodes in ``environment_limits.py``.
 """
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from configs.process_limits import ProcessLimits
+from configs.environment_limits import EnvironmentLimits
 
 
-class Limits(ProcessLimits):
+class Limits(EnvironmentLimits):
     """Holds all limits, grouped by the part that obeys them."""
 
     # scheduler
@@ -218,30 +218,6 @@ class Limits(ProcessLimits):
         default=4 << 20, description="of a remote scorer; 256 rewards take 6 KB, and some servers add columns to log"
     )
     remote_error_chars: int = Field(default=200, description="of what a remote scorer says with a refusal")
-    # episodes
-    episode_grace_s: float = Field(
-        default=10.0, description="an episode whose time is over has so long to be scored; then its process is killed"
-    )
-    episode_result_bytes: int = Field(default=1 << 16, description="what an episode's process says of its end")
-    episode_log_bytes: int = Field(default=1 << 20, description="output of one episode, of which the newest half stays")
-    episode_file_bytes: int = Field(
-        default=4 << 30, description="one file that an episode writes; a larger one is an accident that fills the disk"
-    )
-    episode_metrics: int = Field(default=64, description="numbers that an environment tells of one episode")
-    episodes_kept: int = Field(
-        default=16, description="directories of failed episodes that an environment worker keeps, for people to look at"
-    )
-    gateway_silence_s: float = Field(
-        default=60.0, description="a model's answer without a byte; the gateway sends white space twice a second"
-    )
-    episode_look_s: float = Field(default=1.0, description="how often the length of what episodes print is looked at")
-    gateway_look_s: float = Field(default=0.1, description="how often a worker looks whether the gateway listens yet")
-    tool_server_start_s: float = Field(default=30.0, description="an MCP server starts, and says which tools it has")
-    tools_of_server: int = Field(default=128, description="tools of one MCP server; no model reads more schemas")
-    tool_answer_bytes: int = Field(default=4 << 20, description="one answer of an MCP server; a longer one is an error")
-    tool_output_chars: int = Field(
-        default=16_000, description="of what a tool says, the model reads so many, from its beginning and its end"
-    )
     # weights
     versions_held: int = Field(default=4, description="versions that the weight server keeps")
     pull_timeout_s: float = Field(default=120.0, description="one version, all of it")

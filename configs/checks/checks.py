@@ -14,6 +14,7 @@ from pathlib import Path
 from configs.checks.adapter_checks import check_adapter
 from configs.checks.critic_checks import check_critic
 from configs.checks.data_checks import check_data
+from configs.checks.environment_checks import check_environment
 from configs.checks.episode_checks import check_episodes
 from configs.checks.evaluation_checks import check_evaluation
 from configs.checks.learning_checks import check_learning
@@ -43,6 +44,7 @@ def check_job(job: JobConfig) -> list[Found]:
         check_learning,
         check_critic,
         check_adapter,
+        check_environment,
         check_episodes,
         _check_cluster,
         check_scheduling,

@@ -176,7 +176,7 @@ def _limit_groups() -> dict[str, str]:
     """The first limit of each group → the group's comment."""
     found: dict[str, str] = {}
     heading = ""
-    files = [ROOT / "configs" / name for name in ("process_limits.py", "limits.py")]
+    files = [ROOT / "configs" / name for name in ("process_limits.py", "environment_limits.py", "limits.py")]
     for line in "\n".join(file.read_text(encoding="utf-8") for file in files).splitlines():
         if comment := re.fullmatch(r"    # (.+)", line):
             heading = comment[1]

@@ -209,9 +209,9 @@ def _padded(examples: list[Example], tokenizer: Any) -> tuple[torch.Tensor, torc
         row: list[int] = []
         labels: list[int] = []
         for text, by_model in example:
-            ids = [*tokenizer(text)["input_ids"], *([tokenizer.eos_token_id] if by_model else [])]
-            row += ids
-            labels += ids if by_model else [_NO_LABEL] * len(ids)
+            part: list[int] = [*tokenizer(text)["input_ids"], *([tokenizer.eos_token_id] if by_model else [])]
+            row += part
+            labels += part if by_model else [_NO_LABEL] * len(part)
         rows.append(row)
         said.append(labels)
     width = max(len(row) for row in rows)

@@ -54,6 +54,8 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
     ],
     "numbers of an algorithm or of a rule; what may be chosen of them is a key of the job file": [
         ("actors/core/reason.py", "CHAIN_MAX"),
+        ("actors/environments/episodes/agent_call.py", "CHAIN_MAX"),
+        ("actors/host/parent_death.py", "SWEEPS_MAX"),
         ("actors/policies/offload.py", "first_s"),
         ("actors/policies/offload.py", "floor_s"),
         ("actors/policies/pool_size.py", "TURNS_MAX"),

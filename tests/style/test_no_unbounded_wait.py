@@ -56,7 +56,21 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/machine/process.py", "ChildProcess._wait_in_thread", "self._popen.wait()"),
         ("supervisors/api/held_process.py", "_follow", "popen.wait()"),
     ],
-    "the exit has been seen: reaping returns at once": [
+    "an episode's process is killed at the end of the episode's time, whatever it waits for": [
+        ("actors/environments/episodes/settling.py", "_awaited", "value"),
+        ("actors/environments/episodes/openenv.py", "OpenEnv._ask", "self._socket.recv()"),
+    ],
+    "it waits as long as the tool's time allows, which the caller hands in": [
+        ("actors/environments/episodes/mcp_server.py", "McpServer._line",
+         "select.select([self._process.stdout], [], [], left_s)"),
+    ],
+    "the environment worker's own death ends it, and with it what it waits for": [
+        ("actors/environments/episodes/zygote.py", "main", "first.readline()"),
+        ("actors/environments/episodes/zygote_handle.py", "ZygoteHandle._read", "process.stdout.readline()"),
+    ],
+    "the exit has been seen, or only looked for: it returns at once": [
+        ("actors/environments/episodes/zygote.py", "Zygote._reap", "os.waitpid(child.guard, os.WNOHANG)"),
+        ("actors/host/parent_death.py", "_has_ended", "os.waitpid(ended.si_pid, 0)"),
         ("supervisors/machine/process.py", "ChildProcess._on_exit", "self._popen.wait()"),
     ],
     "a job takes as long as its steps; its supervisors, the stall report and its operator look after it": [
@@ -124,6 +138,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     ],
     "it has just been killed, and is our child: the kernel lets it go, or neither of us": [
         ("actors/host/parent_death.py", "_guard", "os.waitpid(leader, 0)"),
+        ("actors/host/parent_death.py", "_kill_adopted", "os.waitpid(pid, 0)"),
     ],
     "the caller holds the limit: worker and trainer give each call to their engine one (engine_step_s, _bounded)": [
         ("actors/rollout/engines/torch/torch_engine.py", "TorchEngine._run",

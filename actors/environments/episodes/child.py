@@ -21,7 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
@@ -35,6 +35,9 @@ from actors.host.parent_death import lead_group
 from actors.host.standard_streams import open_standard_streams
 from actors.protocol.failures import FailureKind
 from configs.schema import JobConfig
+
+_GENERATORS: Final = (("random", "seed"), ("numpy.random", "seed"), ("torch", "manual_seed"))
+"""Modules with a source of chance of their own, and what seeds it."""
 
 
 class EpisodeOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,12 +117,10 @@ def _settle_in(order: EpisodeOrder, job: JobConfig) -> None:
 
 def _seed(seed: str) -> None:
     """Draw what this episode draws, in each generator that user code may have loaded."""
-    random.seed(seed)
     number = random.Random(seed).getrandbits(32)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(number)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(number)
+    for name, function in _GENERATORS:
+        if (module := sys.modules.get(name)) is not None:
+            getattr(module, function)(number)
 
 
 def _trial(driver: Driver) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from actors.environments.episodes.interface import Outcome
 from actors.environments.episodes.returned_numbers import as_metrics, as_reward
 from actors.host.parent_death import lead_group
 from actors.host.python_path import python_path
+from configs.checks.environment_checks import VERIFIERS_INSTALL
 from configs.schema import JobConfig
 
 _SERVER: Final = Path(__file__).with_name("verifiers_server.py")
@@ -47,7 +48,7 @@ _OURS: Final = Path(__file__).resolve().parents[3]
 _READ_BYTES: Final = 1 << 16
 _AWAY: Final = frozenset([502, 503, 504])
 """Statuses that the library gives a model that it has not reached."""
-_MAKE_ONE: Final = "make one (python -m venv DIR && DIR/bin/pip install verifiers==0.4.0 uv), and name DIR/bin/python"
+_MAKE_ONE: Final = f"make one ({VERIFIERS_INSTALL}), and name DIR/bin/python"
 
 
 class VerifiersDriver(Driver):
