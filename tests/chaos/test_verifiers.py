@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,8 @@ from supervisors.checkers.replay import Sample, replay
 from supervisors.checkers.run_directory import read_history
 from supervisors.testing.run_under_test import HeadraceRun
 
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "write_an_environment.md"
+EXPORT = re.compile(r"^`export_tasks.py`[^\n]*:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PYTHON = os.environ.get("HEADRACE_VERIFIERS_PYTHON", "")
 
 GAME = textwrap.dedent('''
@@ -95,8 +99,9 @@ def test_an_unmodified_environment_trains_two_steps_and_its_masks_are_ours(
 ) -> None:
     """With token ids the traces hold what was sampled, and which of it is trained; in chat they hold no tokens."""
     (tmp_path / "hidden_number.py").write_text(GAME)
-    tasks = [{"prompt": "Guess, 1 to 8.", "answer": n} for n in range(1, 9)]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    (export,) = EXPORT.findall(GUIDE.read_text("utf-8"))
+    with (tmp_path / "tasks.jsonl").open("w") as tasks:
+        subprocess.run([PYTHON, "-c", export], cwd=tmp_path, stdout=tasks, check=True, timeout=100)
     traces = tmp_path / "traces"
     traces.mkdir()
     monkeypatch.setenv("HIDDEN_TRACES", str(traces))
