@@ -19,9 +19,10 @@ class EnvironmentConfig(Section):
     given; ``verifiers``: an environment of that library; ``openenv``: a server; ``external``: agents outside, which
     begin and end episodes over HTTP. The reward comes from there, and ``reward`` stays unset."""
     path: str | None = None
-    """``python``, ``agent``: ``package.module:name`` of the class or function; ``verifiers``: the environment's id."""
+    """``python``, ``agent``: ``package.module:name`` of the class or function; ``verifiers``: the taskset's id."""
     options: dict[str, Any] = {}
-    """Keyword arguments of the class or function, or of the environment."""
+    """Keyword arguments of the class or function; ``verifiers``: what the library's ``[env]`` block holds, and ``client``:
+    how it asks the model."""
     url: str | None = None
     """``openenv``: where the server is."""
     interpreter: str | None = None

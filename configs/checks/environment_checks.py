@@ -19,6 +19,8 @@ _KINDS_OF: Final = {
 }
 """Key of ``environment`` → the kinds that it belongs to."""
 _MCP: Final = "mcp:"
+VERIFIERS_INSTALL: Final = "python -m venv DIR && DIR/bin/pip install verifiers==0.4.0 uv"
+"""How to come by an interpreter for ``environment.interpreter``: DIR/bin/python."""
 
 Found = tuple[str, str, str]
 """(field, what is wrong, what to do)."""
@@ -27,9 +29,9 @@ Found = tuple[str, str, str]
 def check_environment(job: JobConfig) -> list[Found]:
     """Problems of ``environment`` by itself."""
     environment = job.environment
-    if environment.kind == "verifiers":
-        return [("environment.kind", "verifiers is not built yet", "Use python, agent, openenv or external")]
     found = [*_check_keys(environment), *_check_tools(environment)]
+    if environment.kind == "verifiers":
+        found += _check_verifiers(environment)
     if environment.kind == "openenv" and not (environment.url or "").startswith(("http://", "https://")):
         found.append(
             (
@@ -53,6 +55,18 @@ def check_environment(job: JobConfig) -> list[Found]:
                 "Name the function as {reward: package.module:name}, or set environment.path",
             )
         )
+    return found
+
+
+def _check_verifiers(environment: EnvironmentConfig) -> list[Found]:
+    """Whether the interpreter has the library, and the library the environment, shows when it is started."""
+    found: list[Found] = []
+    if not environment.path:
+        wrong = "is missing, and environment.kind is verifiers"
+        found.append(("environment.path", wrong, "Name the environment as its library does: its id"))
+    if environment.interpreter is not None and shutil.which(environment.interpreter) is None:
+        wrong = f"{environment.interpreter!r} is no program that can be run"
+        found.append(("environment.interpreter", wrong, f"Name a Python that has verifiers: {VERIFIERS_INSTALL}"))
     return found
 
 

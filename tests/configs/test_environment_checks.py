@@ -16,7 +16,13 @@ GAME = "actors.environments.examples.guess_number:GuessNumber"
 @pytest.mark.parametrize(
     ("environment", "field", "said"),
     [
-        ({"kind": "verifiers", "path": "x"}, "environment.kind", "verifiers is not built yet"),
+        ({"kind": "verifiers"}, "environment.path", "is missing, and environment.kind is verifiers"),
+        (
+            {"kind": "verifiers", "path": "x", "interpreter": "no-such-python"},
+            "environment.interpreter",
+            "'no-such-python' is no program that can be run",
+        ),
+        ({"kind": "agent", "path": "json:loads", "interpreter": "sh"}, "environment.interpreter", "is set, but"),
         ({"kind": "python"}, "environment.path", "is missing, and environment.kind is python"),
         ({"kind": "agent"}, "environment.path", "is missing, and environment.kind is agent"),
         ({"kind": "python", "path": "no_such_module:Game"}, "environment.path", "there is no module 'no_such_module'"),
@@ -51,6 +57,7 @@ def test_what_is_wrong_is_named_with_its_field(environment: dict[str, Any], fiel
         {"kind": "none"},
         {"kind": "external"},
         {"kind": "openenv", "url": "http://127.0.0.1:8000"},
+        {"kind": "verifiers", "path": "x", "interpreter": "sh"},
         {"kind": "python", "path": GAME, "tools": ["json:loads", "mcp: sh -c true"]},
         {"kind": "python", "tools": ["json:loads"], "options": {"reward": "my_rewards:score"}},
     ],

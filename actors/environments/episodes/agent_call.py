@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, cast
 
+from actors.environments.episodes.child import Driver
 from actors.environments.episodes.endpoint import Endpoint
 from actors.environments.episodes.errors import BudgetSpent, EnvironmentRefused, GatewayAway, SessionOver
 from actors.environments.episodes.interface import Outcome
@@ -31,7 +32,7 @@ _UNREACHED: Final = ("APIConnectionError", "APITimeoutError", "InternalServerErr
 """Errors of OpenAI's client that say nothing against agent or request."""
 
 
-class AgentDriver:
+class AgentDriver(Driver):
     """It drives episodes of one function. ``key``: where the job file names the function."""
 
     def __init__(self, agent: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:
@@ -54,7 +55,7 @@ class AgentDriver:
         try:
             returned = settled(self._agent(dict(row), endpoint, **self._options))
         except Exception as error:  # noqa: BLE001 (user code; what is not told of here is raised again)
-            return Outcome(0.0, _spent(error))
+            return Outcome(0.0, budget_that_ended(error))
         reward, metrics = cast("tuple[Any, Any]", returned) if _is_pair(returned) else (returned, {})
         return Outcome(as_reward(reward, "the agent"), metrics=as_metrics(metrics, "the agent"))
 
@@ -63,8 +64,8 @@ def _is_pair(returned: Any) -> bool:
     return isinstance(returned, tuple) and len(cast("tuple[Any, ...]", returned)) == 2
 
 
-def _spent(error: Exception) -> str:
-    """The budget for whose end the agent has raised ``error``; else it is raised, or what it stands for."""
+def budget_that_ended(error: Exception) -> str:
+    """The budget for whose end user code has raised ``error``; else it is raised, or what it stands for."""
     for one in _chain(error):
         if isinstance(one, GatewayAway | SessionOver):
             raise one from error
@@ -84,7 +85,8 @@ def _budget_in(error: BaseException) -> str:
     text = str(error)
     if getattr(error, "code", "") != "budget_spent" and "budget_spent" not in text:
         return ""
-    budgets = {getattr(error, "param", ""), *(one for one in ("tokens", "time") if f"'{one}'" in text)}
+    quoted = text.replace('"', "'")
+    budgets = {getattr(error, "param", ""), *(one for one in ("tokens", "time") if f"'{one}'" in quoted)}
     return next((budget for budget in ("time", "tokens") if budget in budgets), "turns")
 
 

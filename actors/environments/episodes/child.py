@@ -72,6 +72,10 @@ class Driver(Protocol):
         """Run one episode to its end."""
         ...
 
+    def lives(self) -> bool:
+        """Whether what it needs beside an episode's own process is still there; the zygote asks."""
+        return True
+
 
 RowOf = Callable[[bytes], dict[str, Any]]
 """Context → the row of the data that it names."""

@@ -33,6 +33,8 @@ def make_driver(job: JobConfig) -> Driver:
 
         options = {"url": environment.url or "", **environment.options}
         return PythonDriver(OpenEnv, options, Tools(environment.tools, environment.tool_s), "environment.url")
-    raise EnvironmentRefused(
-        f"environment.kind: {environment.kind} is not built yet; use python, agent, openenv or external"
-    )
+    if environment.kind == "verifiers":
+        from actors.environments.episodes.verifiers_call import VerifiersDriver
+
+        return VerifiersDriver(job)
+    raise EnvironmentRefused(f"environment.kind: {environment.kind} has no environment to drive")

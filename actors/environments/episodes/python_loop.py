@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from actors.environments.episodes.child import Driver
 from actors.environments.episodes.endpoint import Endpoint
 from actors.environments.episodes.errors import BudgetSpent, EnvironmentBroken, EnvironmentRefused
 from actors.environments.episodes.interface import ChatMessage, Outcome, as_messages, as_step
@@ -22,7 +23,7 @@ from actors.environments.episodes.tools import Toolbox, Tools
 from actors.environments.scoring.user_code import described
 
 
-class PythonDriver:
+class PythonDriver(Driver):
     """It drives episodes of one class. ``key``: where the job file names the class."""
 
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any], tools: Tools, key: str) -> None:

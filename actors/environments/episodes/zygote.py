@@ -71,8 +71,8 @@ class Zygote:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Until our input ends: the worker is gone, or wants no more."""
-        while True:
+        """Until our input ends: the worker is gone, or wants no more. Or until the driver can drive no more."""
+        while self._driver.lives():
             for key, _ in self._selector.select():
                 if key.fd == self._requests:
                     if not self._read_requests():

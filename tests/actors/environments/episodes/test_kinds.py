@@ -25,7 +25,9 @@ GAMES = f"{HERE}.played_environments"
         ({"path": f"{GAMES}:Countdown", "tools": ["mcp: true"]}, "mcp: true does not get ready"),
         ({"path": f"{GAMES}:Countdown", "tools": [f"{GAMES}:add", f"{GAMES}:add"]}, "two tools are called 'add'"),
         ({"tools": [f"{GAMES}:add"]}, "environment.options.reward is missing"),
-        ({"kind": "verifiers", "path": "x"}, "verifiers is not built yet"),
+        ({"kind": "verifiers", "path": "x", "interpreter": "no-such-python"}, "is no program that can be run"),
+        ({"kind": "verifiers", "path": "x"}, "cannot load verifiers (ModuleNotFoundError"),
+        ({"kind": "verifiers", "path": "x", "options": {"client": {"type": "train"}}}, "renderer_model_name"),
     ],
 )
 def test_what_can_never_work_is_refused_with_a_sentence(environment: dict[str, Any], text: str) -> None:
