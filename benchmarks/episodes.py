@@ -4,15 +4,14 @@
                                                 └─ control ──────▶ the same, but siblings have each other's rewards
 
 The game is the guessing game of that preset, with numbers that are not equally likely: nobody says so, and it can be
-found out. Held-out games are rows of their own, drawn alike. The learned policy must be better in each seed, by more
-than chance between two evaluations of the same draws; the control must not have learned it.
+found out. Held-out games are rows of their own, with the same numbers as often. The learned policy must be better in
+each seed, by more than chance between two evaluations; the control must not have learned it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -25,11 +24,10 @@ RISE_MIN: Final = 0.05
 """Rise of avg@8 that each seed must show."""
 CONTROL_SHARE: Final = 0.5
 """Part of the mean rise that the control may show at most."""
-GAMES: Final = 64
-HELD_OUT: Final = 16
 SAMPLES: Final = 8
-_NUMBERS: Final = {6: 8, 3: 4, 1: 1, 2: 1, 4: 1, 5: 1, 7: 1, 8: 1}
-"""Number → how often it is drawn, in comparison."""
+_NUMBERS: Final = (6,) * 8 + (3,) * 4 + (1, 2, 4, 5, 7, 8)
+"""Numbers of the held-out games, and of each of the equal parts that the games to train on consist of."""
+_PARTS: Final = 4
 _SHUFFLED: Final = "algorithm.advantage=benchmarks._shuffled:advantage"
 
 
@@ -57,9 +55,8 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
 def overrides(directory: Path) -> list[str]:
     """What the job is given besides its file: games to train on, and others to be measured on."""
     directory.mkdir(parents=True, exist_ok=True)
-    draw = random.Random("episodes")
-    games = [_game(number, draw) for number in range(GAMES + HELD_OUT)]
-    files = {"train": games[:GAMES], "held_out": games[GAMES:]}
+    games = [_game(number) for number in range(len(_NUMBERS) * (_PARTS + 1))]
+    files = {"train": games[len(_NUMBERS) :], "held_out": games[: len(_NUMBERS)]}
     for name, rows in files.items():
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     held_out = {"source": "jsonl", "path": str(directory / "held_out.jsonl")}
@@ -67,9 +64,8 @@ def overrides(directory: Path) -> list[str]:
     return [f"data.path={json.dumps(str(directory / 'train.jsonl'))}", f"eval={json.dumps(evaluation)}"]
 
 
-def _game(number: int, draw: random.Random) -> dict[str, Any]:
-    [answer] = draw.choices(list(_NUMBERS), list(_NUMBERS.values()))
-    return {"prompt": "Guess my number.", "answer": str(answer), "game": number}
+def _game(number: int) -> dict[str, Any]:
+    return {"prompt": "Guess my number.", "answer": str(_NUMBERS[number % len(_NUMBERS)]), "game": number}
 
 
 def _evaluated(name: str, job_file: Path, directory: Path, sets: list[str]) -> tuple[float, float]:
