@@ -5,7 +5,8 @@ length ranking ───────┘             │
 worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ an Assign a worker
                                                              └──▶ an Assigned a step ─▶ ledger, journal
 
-Evaluations come last: their samples get slots only while no sample of a step waits for one.
+Evaluations come last: their samples get slots only while no sample of a step waits for one. An episode of theirs that
+has begun is no such sample: its later turns come first, since its time runs.
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ class Dispatcher:
 
     def assign(self, now: float) -> int:
         """Returns how many samples were handed out."""
+        under_way = self._evaluate(now, later_turns=True)
+        return under_way + self._assign_new(now)
+
+    def _assign_new(self, now: float) -> int:
         suspects = self._journaled.ledger.workers_with_suspects()
         workers = [
             w.view(has_suspect=w.name in suspects, pending_max=self._pending_max)
@@ -102,11 +107,20 @@ class Dispatcher:
         )  # fmt: skip
         return self._hand_out_all(assign.decide(view, now), now)
 
-    def _evaluate(self, now: float) -> int:
-        """Hand out samples of evaluations to the slots that training has left; returns how many."""
+    def _evaluate(self, now: float, *, later_turns: bool = False) -> int:
+        """Hand out samples of evaluations to the slots that training has left; returns how many.
+
+        ``later_turns``: only those of episodes that have begun.
+        """
         handed_out = 0
         for step in self._journaled.ledger.evaluations:
-            if groups := self._queued(step):
+            batch = self._journaled.ledger.batches[step]
+            if later_turns and batch.episodes is None:
+                continue
+            groups = self._queued(step)
+            if later_turns:
+                groups = [g.part(rows) for g in groups if len(rows := g.rows[batch.turns[g.rows] > 1])]
+            if groups:
                 version, able = version_of(step), self._workers.by_name.values()
                 workers = [w.view() for w in able if w.policy_version >= version and w.may_get_work(now)]
                 limits = self._limits

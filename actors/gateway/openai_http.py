@@ -26,6 +26,8 @@ from actors.gateway.requests import ChatRequest, GenerateRequest, Sampling, Toke
 from actors.gateway.sessions import Answer, Sessions
 from actors.gateway.walk import Question
 from actors.host.clock import time_of_day_s
+from actors.protocol.episodes import EpisodeName
+from actors.protocol.evaluations import is_evaluation
 from configs.schema import JobConfig
 
 
@@ -38,7 +40,7 @@ class OpenAiRoutes:
     ) -> None:  # fmt: skip
         self._http, self._sessions, self._template, self._replies, self._hub = http, sessions, template, replies, hub
         self._tell = tell
-        self._drawn = {"temperature": job.rollout.temperature}
+        self._job = job
 
     def add_to(self, app: web.Application) -> None:
         routes = [
@@ -67,7 +69,7 @@ class OpenAiRoutes:
             fix = "put one beside the tokenizer as chat_template.jinja, or ask with token ids (/inference/v1/generate)"
             raise wrong("messages", f"the model's tokenizer has no chat template: {fix}", "no_chat_template")
         question = asked.question(is_retry=self._http.is_retry(request), with_tokens=with_tokens)
-        self._look_at(asked, question)
+        self._look_at(episode, asked, question)
         pending = self._sessions.ask(self._hub(), episode, question, _digest(request, body))
         streams, now_s = bool(asked.stream), time_of_day_s()
 
@@ -85,7 +87,7 @@ class OpenAiRoutes:
         body = await self._http.body(request)
         asked = parsed(body, GenerateRequest)
         question = asked.question(is_retry=self._http.is_retry(request))
-        self._look_at(asked.sampling_params, question)
+        self._look_at(episode, asked.sampling_params, question)
         digest = _digest(request, body)
         pending = self._sessions.ask(self._hub(), episode, question, digest)
         name = asked.request_id or digest.hex()
@@ -117,9 +119,10 @@ class OpenAiRoutes:
         }  # fmt: skip
         return as_json({"object": "list", "data": [model]})
 
-    def _look_at(self, asked: Sampling, question: Question) -> None:
+    def _look_at(self, episode: EpisodeName, asked: Sampling, question: Question) -> None:
         """Say what is ignored."""
-        if ignored := asked.ignored(self._drawn):
+        job = self._job.evaluation if is_evaluation(episode.step) else self._job
+        if ignored := asked.ignored({"temperature": job.rollout.temperature}):
             self._tell(
                 "gateway_sampling",
                 f"agents ask for {', '.join(ignored)} other than the job's: ignored, for tokens are drawn as the job "

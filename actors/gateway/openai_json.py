@@ -18,6 +18,7 @@ import numpy as np
 from actors.gateway.replies import ReplyReader
 from actors.gateway.requests import ChatRequest
 from actors.gateway.sessions import Answer
+from actors.protocol.evaluations import short_name
 
 Json = dict[str, Any]
 
@@ -98,7 +99,7 @@ class ReplyMaker:
 
     def _head(self, answer: Answer, kind: str, created_s: float) -> Json:
         name = answer.episode
-        id_ = f"chatcmpl-{name.step}-{name.prompt}-{name.sibling}-{name.attempt}-{answer.turn.number}"
+        id_ = f"chatcmpl-{short_name(name.step)}-{name.prompt}-{name.sibling}-{name.attempt}-{answer.turn.number}"
         return {"id": id_, "object": kind, "created": int(created_s), "model": self.model}
 
     def _message(self, answer: Answer) -> Json:

@@ -181,7 +181,7 @@ class Issuing:
             group_size=self._config.algorithm.group_size if config is None else config.samples,
             sampling=self._sampling if config is None else self._evaluation_sampling,
             prompts=[Prompt(p.prompt, p.token_ids, p.context, p.answer_tokens) for p in prompts],
-            episodes=_episode_limits(self._config),
+            episodes=_episode_limits(self._config if config is None else self._config.evaluation),
         )
 
     async def _unreadable(self, step: int, error: HeadraceError) -> None:

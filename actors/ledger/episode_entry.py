@@ -24,6 +24,7 @@ from actors.ledger.batch import IN_FLIGHT, SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.outcome import Counters, Outcome, let_wait
 from actors.protocol.episodes import ENVIRONMENT, FRESH, EpisodeLimits
+from actors.protocol.evaluations import is_evaluation
 from actors.protocol.marks import turn_starts, whole_turns
 
 S = SampleState
@@ -108,7 +109,8 @@ class EpisodeEntry:
 
     def _cut(self, batch: StepBatch, row: int, length: int) -> None:
         marks = batch.marks(row)
-        self._books.counters.tokens_discarded += int(np.count_nonzero(marks[length:] >= 0))
+        if not is_evaluation(batch.step):
+            self._books.counters.tokens_discarded += int(np.count_nonzero(marks[length:] >= 0))
         batch.length[row] = length
         batch.turns[row] = len(turn_starts(marks[:length]))
 

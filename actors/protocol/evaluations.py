@@ -33,6 +33,19 @@ def name_of_batch(step: int) -> str:
     return f"the evaluation of version {version_of(step)}" if is_evaluation(step) else f"step {step}"
 
 
+def short_name(step: int) -> str:
+    """Name of the batch in keys and paths: ``12`` of a step, ``e3`` of the evaluation of version 3."""
+    return f"e{version_of(step)}" if is_evaluation(step) else str(step)
+
+
+def step_of_short_name(name: str) -> int | None:
+    """The step that ``short_name`` names so; None: it is no such name."""
+    number = name.removeprefix("e")
+    if not (number.isascii() and number.isdecimal()):
+        return None
+    return int(number) if number == name else evaluation_step(int(number))
+
+
 @message("jobs.need_evaluation")
 class NeedEvaluation(Message):
     """The prompts of the evaluation are wanted, for this version."""

@@ -2,6 +2,7 @@
 
     RUN/gateway.key (0600)  hr-admin-…      begins episodes; its text is also the secret that signs session keys
     session key             hr-<job>-<step>-<prompt>-<sibling>-<attempt>-<signature>
+                            of the evaluation of version 3, <step> is e3
 
 Invariants
 - The file is made once, by whoever needs it first, and outlives every process of the run: keys stay good.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.protocol.episodes import EpisodeName
+from actors.protocol.evaluations import short_name, step_of_short_name
 from transport.errors import HeadraceError
 
 KEY_FILE: Final = "gateway.key"
@@ -68,7 +70,7 @@ class SessionKeys:
         return hmac.compare_digest(key.encode("utf-8", "replace"), self._admin.encode())
 
     def sign(self, episode: EpisodeName) -> str:
-        named = f"hr-{self._job}-{episode.step}-{episode.prompt}-{episode.sibling}-{episode.attempt}"
+        named = f"hr-{self._job}-{short_name(episode.step)}-{episode.prompt}-{episode.sibling}-{episode.attempt}"
         return f"{named}-{self._signature(named)}"
 
     def read(self, key: str) -> EpisodeName:
@@ -78,12 +80,14 @@ class SessionKeys:
             BadKey: it is no session key of this job, or was not signed here.
         """
         named, _, signature = key.rpartition("-")
-        head, *numbers = named.rsplit("-", 4)
-        if head != f"hr-{self._job}" or len(numbers) != 4 or not all(n.isascii() and n.isdecimal() for n in numbers):
+        head, *parts = named.rsplit("-", 4)
+        step = step_of_short_name(parts[0]) if len(parts) == 4 else None
+        numbers = parts[1:]
+        if head != f"hr-{self._job}" or step is None or not all(n.isascii() and n.isdecimal() for n in numbers):
             raise BadKey("this is no session key of this job: use the one that the episode was begun with")
         if not hmac.compare_digest(signature.encode("utf-8", "replace"), self._signature(named).encode()):
             raise BadKey("the signature of this session key is not this run's: use the key that it was begun with")
-        return EpisodeName(*map(int, numbers))
+        return EpisodeName(step, *map(int, numbers))
 
     def _signature(self, named: str) -> str:
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()[:_SIGNATURE_CHARACTERS]

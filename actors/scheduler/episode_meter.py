@@ -1,4 +1,4 @@
-"""Columns of metrics.jsonl that only jobs with episodes have.
+"""Columns of metrics.jsonl, and of eval.jsonl, that only jobs with episodes have.
 
 Turns, contexts, marks and lives come from the ledger. Times, and what environments say of themselves, are kept here
 until the step is committed: they are for people, and a restart of the head loses those of the step under way.
@@ -28,6 +28,9 @@ class _OfStep:
     seconds: list[float] = field(default_factory=list[float])
     sums: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
 
+    def means(self) -> dict[str, float]:
+        return {f"env_{name}": total / count for name, (total, count) in sorted(self.sums.items())}
+
 
 class EpisodeMeter:
     """It makes the columns of a step."""
@@ -52,7 +55,7 @@ class EpisodeMeter:
         """The columns of a step that is committed."""
         rows = np.flatnonzero(batch.state == SampleState.COMMITTED).astype(np.int32)
         marks, said = batch.ragged(rows).versions, self._steps.pop(batch.step, _OfStep())
-        for step in [step for step in self._steps if step < batch.step]:
+        for step in [step for step in self._steps if 0 <= step < batch.step]:
             del self._steps[step]
         return {
             "episodes": len(rows),
@@ -63,5 +66,10 @@ class EpisodeMeter:
             "episode_s_mean": sum(said.seconds) / len(said.seconds) if said.seconds else math.nan,
             "episode_s_max": max(said.seconds, default=math.nan),
             "environment_restarts": int(np.maximum(batch.lives - 1, 0).sum()),
-            **{f"env_{name}": total / count for name, (total, count) in sorted(said.sums.items())},
+            **said.means(),
         }
+
+    def take_evaluation(self, batch: StepBatch) -> dict[str, float]:
+        """What the row of an evaluation that is over says of its episodes."""
+        rows, said = np.flatnonzero(batch.state == SampleState.SCORED), self._steps.pop(batch.step, _OfStep())
+        return {"turns_mean": float(batch.turns[rows].mean()) if len(rows) else math.nan, **said.means()}

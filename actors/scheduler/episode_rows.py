@@ -19,6 +19,7 @@ from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition, NotAccepted
 from actors.protocol.episodes import EpisodeName
+from actors.protocol.evaluations import is_evaluation, name_of_batch, version_of
 from actors.scheduler.episode_turns import EpisodeRow
 
 LIVE: Final = "live"
@@ -82,7 +83,7 @@ class EpisodeRows:
         """Where an episode is while this life of its environment is the present one; else its status."""
         batch = self._ledger.batches.get(name.step)
         if batch is None or batch.episodes is None:
-            return "ended" if 0 <= name.step < self._ledger.committed_steps else "unknown"
+            return "ended" if self._is_over(name.step) else "unknown"
         try:
             [row] = batch.rows_of(np.array([name.prompt]), np.array([name.sibling])).tolist()
         except IllegalTransition:
@@ -92,6 +93,11 @@ class EpisodeRows:
         if batch.state[row] >= SampleState.FINISHED:
             return "ended"
         return Place(batch, row) if name.attempt == batch.lives[row] else "replaced"
+
+    def _is_over(self, step: int) -> bool:
+        """Whether the step is trained, or the evaluation has its figures."""
+        ledger = self._ledger
+        return version_of(step) in ledger.evaluated if is_evaluation(step) else step < ledger.committed_steps
 
     def open(self, batch: StepBatch) -> list[Place]:
         """Episodes of ``batch`` that are not over, in order."""
@@ -132,4 +138,4 @@ class EpisodeRows:
 
 def shown(name: EpisodeName) -> str:
     """An episode as people name it."""
-    return f"step {name.step} prompt {name.prompt} sibling {name.sibling} (attempt {name.attempt})"
+    return f"{name_of_batch(name.step)} prompt {name.prompt} sibling {name.sibling} (attempt {name.attempt})"

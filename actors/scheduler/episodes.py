@@ -12,6 +12,7 @@ Invariants
   it has failed ``environment.attempts`` times, or infrastructure ten times as often. The death of its worker, or of
   this scheduler, counts for nothing.
 - After a restart of the scheduler, episodes wait for the workers that drive them, for ``limits.reattach_s``.
+- Episodes of an evaluation begin in slots that no episode of a step wants; one that is begun keeps its slot.
 - No more episodes are driven than questions may wait (``turns.py``), so that a turn always gets its tokens.
 """
 
@@ -235,7 +236,11 @@ class Episodes:
         return EpisodeLeased(work)
 
     def _may_begin(self) -> Iterator[StepBatch]:
-        """Steps that some worker may generate now, oldest first."""
+        """Batches that some worker may generate now: steps, the oldest first, and then evaluations."""
+        yield from self._steps_that_may_begin()
+        yield from (self._ledger.batches[step] for step in self._ledger.evaluations)
+
+    def _steps_that_may_begin(self) -> Iterator[StepBatch]:
         scope, ledger = self._scope, self._ledger
         last = min(ledger.issued_steps - 1, self._fleet.versions.newest + scope.job.staleness)
         for step in range(ledger.committed_steps, last + 1):
@@ -275,6 +280,7 @@ class Episodes:
                 self._failed(name, why, driver.name if driver is not None else "")
             else:
                 self._meter.ended(news, None if drive is None else self._scope.ctx.now() - drive.begun_s)
+                self._over(place)
             self.pump()
         await self._rows.durable()
 
@@ -285,7 +291,6 @@ class Episodes:
         parts = np.array([news.parts], np.float64) if news.parts else None
         rewards = np.array([news.reward], np.float64)
         self._rows.apply(ev.EpisodesEnded(place.batch.step, place.rows, rewards, parts))
-        self._over(place)
 
     def _over(self, place: Place) -> None:
         self._failures.pop(place.key, None)
@@ -328,6 +333,10 @@ class Episodes:
     def committed(self, batch: StepBatch) -> dict[str, float]:
         """The columns of a committed step in metrics.jsonl; none where there are no episodes."""
         return {} if batch.episodes is None else self._meter.take(batch)
+
+    def evaluated(self, batch: StepBatch) -> dict[str, float]:
+        """What an evaluation says of its episodes; nothing where there are none."""
+        return {} if batch.episodes is None else self._meter.take_evaluation(batch)
 
 
 def _no_result(news: EpisodeEnded, place: Place) -> str | None:

@@ -46,6 +46,8 @@ class Evaluations:
         self._config = scope.job.eval
         self.ended: Callable[[], None] = lambda: None
         """Called when an evaluation is over."""
+        self.of_episodes: Callable[[StepBatch], dict[str, float]] = lambda _: {}
+        """Callback that says what an evaluation comes to besides, where its samples are episodes."""
         self._asked = (-1, 0.0)
         self._began_s: dict[int, float] = {}
         self._finishing: set[int] = set()
@@ -198,17 +200,18 @@ class Evaluations:
         """What the samples come to. The journal keeps it, since the batch is let go."""
         assert self._config is not None, "only a job with an evaluation has such a batch"
         rows = np.flatnonzero(batch.state == SampleState.SCORED).astype(np.int32)
-        ragged = batch.ragged(rows)
-        versions = ragged.versions if len(ragged.versions) else np.array([version_of(batch.step)])
+        marks = batch.ragged(rows).versions
+        versions = said if len(said := marks[marks >= 0]) else np.array([version_of(batch.step)])
         now = self._scope.ctx.now()
         return averages(batch.reward.reshape(-1, batch.group_size), self._config.pass_reward) | {
             "k": batch.group_size,
             "prompts": len(batch.prompts),
             "samples": len(rows),
             "samples_dropped": len(batch) - len(rows),
-            "response_tokens_mean": float(ragged.lengths.mean()) if len(rows) else np.nan,
+            "response_tokens_mean": len(said) / len(rows) if len(rows) else np.nan,
             "truncated_fraction": float((batch.finish[rows] == FinishReason.LENGTH).mean()) if len(rows) else np.nan,
             "version_min": int(versions.min()),
             "version_max": int(versions.max()),
             "seconds": now - self._began_s.pop(batch.step, now),
+            **self.of_episodes(batch),
         }

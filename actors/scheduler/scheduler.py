@@ -143,6 +143,7 @@ class Scheduler(Actor):
         rows = EpisodeRows(scope, fleet)
         self._turns, self._episodes = Turns(scope, rows), Episodes(scope, fleet, rows, self._on_settled)
         self._steps = Steps(scope, fleet, self._grants, self._meter, self._episodes.committed, spread)
+        self._steps.evaluations.of_episodes = self._episodes.evaluated
         self._registry = Services(scope, fleet, self._scoring, self._grants, self._steps)
         self._progress = ProgressReport(scope, fleet, self._grants, self._steps)
         self.begun = True

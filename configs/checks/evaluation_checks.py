@@ -19,6 +19,9 @@ def check_evaluation(job: JobConfig) -> list[Found]:
         found.append(("eval.temperature", wrong, "Set it above 0, or eval.samples to 1"))
     if config.data.epochs is not None:
         found.append(("eval.data.epochs", "is set, but an evaluation reads its data once", "Remove it"))
+    if job.has_episodes and job.evaluation.episode_tokens <= job.evaluation.rollout.max_tokens:
+        wrong = f"leaves the environment nothing of environment.episode_tokens, {job.episode_tokens}"
+        found.append(("eval.max_tokens", f"{config.max_tokens} {wrong}", "Lower it, or raise episode_tokens"))
     policy, seeding = job.scheduling.policy, job.scheduling.seeding
     if policy == "planned" or seeding:
         which = "policy: planned" if policy == "planned" else "seeding"

@@ -1,6 +1,7 @@
 """``headrace eval``: one model, evaluated as a job says, without training.
 
 CHECKPOINT, JOB.yaml ─▶ the job with ``eval.only`` ─▶ rollout workers and rewards, no trainer ─▶ the row of eval.jsonl
+     └─ of an adapter ─▶ merged into RUN/merged, a whole model
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from supervisors.cli.run_end import EXIT_OF_STATE
 
 RESULT: Final = ("avg_at_k", "pass_at_k", "samples", "response_tokens_mean")
 """Keys of the object that ``--json`` ends with."""
-_NOT_OF_TRAINING: Final = ("scheduling={}", "provider={}", "trainer.service=null", "checkpoint={}", "eval.only=true")
+_NOT_OF_TRAINING: Final = (
+    *("scheduling={}", "provider={}", "trainer.service=null", "checkpoint={}", "eval.only=true", "model.adapter=null"),
+)
 """What a job says of training, and of machines that come and go with its steps, is left out."""
 _NAME_CHARS: Final = 59
 
@@ -37,8 +40,11 @@ def eval_(
     json_: Json = False,
 ) -> None:
     """Evaluate a checkpoint as the eval section of a job says; nothing is trained."""
+    from actors.trainer.errors import CannotMerge, TrainerError
     from configs.loader import load_job, read_job
+    from configs.local_paths import RUN_ROOT
     from supervisors.api.own_directory import own_run_directory
+    from supervisors.machine.run_directory import make_run_directory
     from supervisors.tree.errors import DirectoryInUse
 
     try:
@@ -47,14 +53,18 @@ def eval_(
             raise wrong(str(job), "it has no section eval", "Add eval: {data: …}, as docs/guides/evaluate.md shows")
         if not model.is_dir():
             raise wrong(str(model), "there is no such directory", "Name a checkpoint, or a Hugging Face directory")
-        chosen = ["model.source=hf", f"model.path={json.dumps(str(model))}", "model.revision=null"]
+        base = _base_of(model)
+        chosen = ["model.source=hf", f"model.path={json.dumps(str(base or model))}", "model.revision=null"]
         name = f"name={json.dumps(given.name[:_NAME_CHARS] + '-eval')}"
         loaded = load_job(job, [*(set_ or []), name, *chosen, *_NOT_OF_TRAINING])
         check_enough_for(loaded.rollout.workers)
+        if base is not None:
+            dir_ = dir_ or make_run_directory(RUN_ROOT, loaded.name)
+            loaded = _merged(loaded, model, dir_ / "merged")
         lock, news = own_run_directory(dir_, loaded, resume=False, where=f"--dir {dir_ or 'runs'}")
-    except (ConfigError, DirectoryInUse) as error:
+    except (ConfigError, DirectoryInUse, CannotMerge) as error:
         fail(str(error), EXIT_BAD_CONFIG)
-    except (NoSpaceLeft, TooFewDescriptors) as error:
+    except (NoSpaceLeft, TooFewDescriptors, TrainerError) as error:
         fail(str(error), EXIT_FAILED)
     console = Console(stderr=json_, highlight=False)
     with lock:
@@ -66,6 +76,44 @@ def eval_(
     if summary.get("error"):
         fail(str(summary["error"]), EXIT_FAILED)
     raise typer.Exit(EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
+
+
+def _base_of(model: Path) -> Path | None:
+    """The model that the adapter in ``model`` was trained on; None: the directory holds a whole model.
+
+    Raises:
+        ConfigError: it holds an adapter without its base.
+    """
+    from actors.host.adapter import CONFIG_FILE
+
+    if not (model / CONFIG_FILE).is_file() or (model / "config.json").is_file():
+        return None
+    try:
+        base = Path(json.loads((model / CONFIG_FILE).read_text("utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise wrong(str(model / CONFIG_FILE), f"is no description of an adapter: {error!r}", "Name another") from error
+    if not (base / "config.json").is_file():
+        fix = f"Make a whole model with headrace merge {model} OUT --base DIRECTORY, and name OUT"
+        raise wrong(str(model), f"is an adapter of {base}, where no model is", fix)
+    return base
+
+
+def _merged(job: Any, adapter: Path, out: Path) -> Any:
+    """``job`` with the model that ``adapter`` makes of its base, written to ``out``.
+
+    Raises:
+        CannotMerge, ConfigError: that cannot be made.
+    """
+    from actors.host.import_guard import hide_broken_optionals
+
+    hide_broken_optionals()
+    from actors.trainer.backends.torch.merging import merge
+
+    if out.exists() or (out.parent / "job.yaml").exists():
+        raise wrong(f"--dir {out.parent}", "holds a run already", "Choose another directory")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    merge(adapter, out, None)
+    return job.model_copy(update={"model": job.model.model_copy(update={"path": str(out.resolve())})})
 
 
 def _evaluate(job: Any, run_dir: Path, console: Console) -> tuple[dict[str, Any], dict[str, Any] | None]:

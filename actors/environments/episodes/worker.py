@@ -49,10 +49,12 @@ from actors.protocol.episodes import (
     EpisodeWork,
     RegisterEnvironment,
 )
+from actors.protocol.evaluations import is_evaluation, short_name
 from actors.protocol.failures import Acknowledged, FailureKind
 from actors.protocol.job_news import Trouble
 from actors.protocol.session_keys import SessionKeys, admin_key
 from actors.roles import RoleArgs
+from configs.schema import JobConfig
 
 Command = BeginEpisodes | AbandonEpisodes
 _ENDPOINT_FILE: Final = "gateway.endpoint"
@@ -271,11 +273,11 @@ class EnvironmentWorker(RegisteredActor):
         order = EpisodeOrder(key=key, directory=str(place / "work"), log=str(place / "output.log"))
         if work is None:
             return order
-        step, prompt, sibling, attempt = msgspec.structs.astuple(work.name)
+        _, prompt, sibling, attempt = msgspec.structs.astuple(work.name)
         return msgspec.structs.replace(
             order,
             context=work.context,
-            seed=f"headrace episode {self._job.seed} {step} {prompt} {sibling}",
+            seed=f"headrace episode {_stream(self._job, work.name)} {prompt} {sibling}",
             session=self._keys.sign(work.name),
             again=attempt > 1,
         )
@@ -298,8 +300,13 @@ class EnvironmentWorker(RegisteredActor):
                     await self.ctx.run_blocking(trim, log, self._job.limits.episode_log_bytes)
 
 
+def _stream(job: JobConfig, name: EpisodeName) -> str:
+    """Seeds of which random numbers: evaluations of all versions draw the same ones."""
+    return f"{job.evaluation.seed} evaluation" if is_evaluation(name.step) else f"{job.seed} {name.step}"
+
+
 def _key(name: EpisodeName) -> str:
-    return "-".join(map(str, msgspec.structs.astuple(name)))
+    return f"{short_name(name.step)}-{name.prompt}-{name.sibling}-{name.attempt}"
 
 
 def _make(order: EpisodeOrder) -> None:

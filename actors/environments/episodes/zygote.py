@@ -186,9 +186,9 @@ def main() -> None:
 
 def _loaded(job: JobConfig) -> tuple[Driver, RowOf]:
     from actors.environments.episodes.kinds import make_driver
-    from actors.environments.prompts.sources import open_sources
+    from actors.environments.prompts.sources import open_all_sources
 
-    examples = Examples(open_sources(job))
+    examples = Examples(open_all_sources(job))
 
     def row_of(context: bytes) -> dict[str, Any]:
         example = examples.of(context)

@@ -23,7 +23,7 @@ class EvaluationStream:
         held_out = {name: sources[name] for name in named}
         self._stream = open_stream(job.evaluation, model_path, run_dir, held_out, named)
         training = {} if job.only_evaluates else {name: sources[name] for name in job.data.sources}
-        self._overlap = Overlap(training, held_out, job.limits.overlap_rows)
+        self._overlap = Overlap(training, held_out, job.limits.overlap_rows, whole_rows=job.has_episodes)
 
     def read(self, start: int, count: int, slice_s: float = math.inf) -> dict[str, Any]:
         """As ``PromptStream.read``, with the number of prompts that are prompts of training, too."""

@@ -3,7 +3,8 @@
     prompts of the evaluation ─▶ digests ─┐
     rows of the training data, in turn ───┴─▶ equal ones, counted
 
-Prompts are compared as the data hold them, without template and tokenizer. The rows that are looked at are bounded, and
+Prompts are compared as the data hold them, without template and tokenizer; where an environment makes tasks of rows,
+whole rows are, since their prompts may all be equal. The rows that are looked at are bounded, and
 one ``look`` lasts about as long as it is given.
 """
 
@@ -12,13 +13,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from time import monotonic
 
-from actors.environments.prompts.rows import Chat, Source, digest_of
+from actors.environments.prompts.rows import Row, Source, digest_of
 
 
 class Overlap:
-    """It compares once. ``rows_max``: rows of the training data, and of the evaluation, that are looked at."""
+    """It compares once. ``rows_max``: rows of the training data, and of the evaluation, that are looked at.
 
-    def __init__(self, training: Mapping[str, Source], evaluation: Mapping[str, Source], rows_max: int) -> None:
+    ``whole_rows``: a row is its prompt, its answer and all columns beside them; else its prompt alone.
+    """
+
+    def __init__(
+        self,
+        training: Mapping[str, Source],
+        evaluation: Mapping[str, Source],
+        rows_max: int,
+        *,
+        whole_rows: bool = False,
+    ) -> None:
+        self._whole_rows = whole_rows
         self._held_out: dict[int, bool] = {}
         """Digest of a prompt of the evaluation → whether it was found in the training data."""
         self._look = self._compare(training, evaluation, rows_max)
@@ -35,20 +47,21 @@ class Overlap:
     def _compare(
         self, training: Mapping[str, Source], evaluation: Mapping[str, Source], rows_max: int
     ) -> Iterator[None]:
-        for prompt in _prompts(evaluation, rows_max):
-            self._held_out[_digest(prompt)] = False
+        for row in _rows(evaluation, rows_max):
+            self._held_out[self._digest(row)] = False
             yield
-        for prompt in _prompts(training, rows_max):
-            if (digest := _digest(prompt)) in self._held_out:
+        for row in _rows(training, rows_max):
+            if (digest := self._digest(row)) in self._held_out:
                 self._held_out[digest] = True
             yield
 
+    def _digest(self, row: Row) -> int:
+        if self._whole_rows:
+            return digest_of(repr((row.prompt, row.answer, sorted(row.extra.items()))))
+        return digest_of(row.prompt if isinstance(row.prompt, str) else repr(row.prompt))
 
-def _prompts(sources: Mapping[str, Source], rows_max: int) -> Iterator[str | Chat]:
+
+def _rows(sources: Mapping[str, Source], rows_max: int) -> Iterator[Row]:
     for source in sources.values():
         for index in range(min(len(source), rows_max)):
-            yield source.row(index).prompt
-
-
-def _digest(prompt: str | Chat) -> int:
-    return digest_of(prompt if isinstance(prompt, str) else repr(prompt))
+            yield source.row(index)

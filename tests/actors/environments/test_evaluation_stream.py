@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from actors.environments.prompts.evaluation_stream import EvaluationStream
@@ -45,3 +46,22 @@ def test_a_look_ends_in_time_and_goes_on_where_it_was(tmp_path: Path) -> None:
     while not overlap.look(until_s=0.0):
         looks += 1
     assert overlap.equal == 2 and looks == 3 + 3 + 1, "a row a look, and no more rows than it may look at"
+
+
+def test_of_an_environments_tasks_whole_rows_are_compared_since_prompts_may_be_equal(tmp_path: Path) -> None:
+    for name, games in (("train", [1, 2, 3]), ("held_out", [3, 4])):
+        rows = [json.dumps({"prompt": "Guess.", "answer": "7", "game": game}) + "\n" for game in games]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    job = smallest_job(
+        reward={},
+        environment={"kind": "python", "path": "games:Game"},
+        data={"source": "jsonl", "path": str(tmp_path / "train.jsonl")},
+        eval={"data": {"source": "jsonl", "path": str(tmp_path / "held_out.jsonl")}},
+    )
+    sources = open_all_sources(job)
+    named = {"training": {"": sources[""]}, "evaluation": {"eval.data": sources["eval.data"]}}
+    by_row = Overlap(**named, rows_max=10, whole_rows=job.has_episodes)
+    by_prompt = Overlap(**named, rows_max=10)
+    assert by_row.look(until_s=math.inf) and by_prompt.look(until_s=math.inf)
+    assert (by_row.equal, by_prompt.equal) == (1, 1), "one game of two, and one prompt of one"
+    assert len(by_row._held_out) == 2 and len(by_prompt._held_out) == 1

@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from actors.host.adapter import CONFIG_FILE, TENSOR_FILE, AdapterSpec
+from supervisors.cli import evaluate
 from supervisors.cli.app import app
 from tests.actors.trainer.backends.test_adapter import ADAPTER, scores_of, started, train
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -137,3 +138,36 @@ async def test_a_base_that_has_moved_is_named_and_an_existing_directory_is_left_
     assert merge(tmp_path / "adapter", tmp_path / "merged", "--base", moved).exit_code == 0
     assert merge(tmp_path / "adapter", tmp_path / "merged", "--base", moved).exit_code == 2
     assert "holds a whole model already" in merge(tmp_path / "merged", tmp_path / "again").output
+
+
+JOB = """
+name: held-out
+steps: 1
+model: {source: hf, path: MODEL, adapter: {rank: 4}}
+data: {source: jsonl, path: DATA, max_prompt_tokens: 8}
+reward: {kind: exact_match}
+rollout: {max_tokens: 4}
+eval: {data: {source: jsonl, path: DATA}}
+"""
+
+
+async def test_eval_of_an_adapter_measures_the_model_that_it_makes(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Any] = []
+    monkeypatch.setattr(evaluate, "_evaluate", lambda job, *_: (measured.append(job), ({"state": "finished"}, {}))[1])
+    await exported(model_path, tmp_path / "adapter")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    job = JOB.replace("MODEL", str(model_path)).replace("DATA", str(tmp_path / "rows.jsonl"))
+    (tmp_path / "job.yaml").write_text(job)
+    command = ["eval", str(tmp_path / "adapter"), str(tmp_path / "job.yaml"), "--dir", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert measured[0].model.path == str(tmp_path / "run/merged") and measured[0].model.adapter is None
+    assert (tmp_path / "run/merged/model.safetensors").exists()
+    assert str(tmp_path / "run/merged") in (tmp_path / "run/job.yaml").read_text()
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 2 and "holds a run already" in again.output
+    _set(base_model_name_or_path="/gone")(tmp_path / "adapter")
+    lost = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "other")])
+    assert lost.exit_code == 2 and "headrace merge" in lost.output and not (tmp_path / "other").exists()
