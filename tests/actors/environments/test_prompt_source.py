@@ -35,7 +35,7 @@ class Pool:
         self.errors: list[RewardError] = []
         self.reading = self.most = 0
 
-    async def read(self, start: int, count: int) -> dict[str, Any]:
+    async def read(self, start: int, count: int, *, evaluation: bool = False) -> dict[str, Any]:
         self.reading += 1
         self.most = max(self.most, self.reading)
         await asyncio.sleep(0.01)

@@ -208,7 +208,7 @@ async def test_each_step_is_one_row_and_a_replay_none(stage: Stage) -> None:
     assert [r["step"] for r in rows] == [0, 1, 2] and isinstance(rows[0]["samples"], int)
     assert stage.job.result() | {"seconds": 0} == {
         "job": "j", "state": "finished", "steps": 3, "reward_first": 0.5, "reward_last": 0.5, "samples": 18,
-        "samples_dropped": 0,
+        "samples_dropped": 0, "tokens_discarded": 0,
         "tokens": 120, "seconds": 0, "restarts": 0, "prompts_lost": 0, "samples_trained_twice": 0,
         "policy_version": 0, "checkpoint": "p",
     }  # fmt: skip
