@@ -59,9 +59,9 @@ def test_of_an_environments_tasks_whole_rows_are_compared_since_prompts_may_be_e
         eval={"data": {"source": "jsonl", "path": str(tmp_path / "held_out.jsonl")}},
     )
     sources = open_all_sources(job)
-    named = {"training": {"": sources[""]}, "evaluation": {"eval.data": sources["eval.data"]}}
-    by_row = Overlap(**named, rows_max=10, whole_rows=job.has_episodes)
-    by_prompt = Overlap(**named, rows_max=10)
+    training, held_out = {"": sources[""]}, {"eval.data": sources["eval.data"]}
+    by_row = Overlap(training, held_out, rows_max=10, whole_rows=job.has_episodes)
+    by_prompt = Overlap(training, held_out, rows_max=10)
     assert by_row.look(until_s=math.inf) and by_prompt.look(until_s=math.inf)
     assert (by_row.equal, by_prompt.equal) == (1, 1), "one game of two, and one prompt of one"
     assert len(by_row._held_out) == 2 and len(by_prompt._held_out) == 1

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from actors.ledger import events as ev
-from actors.protocol.evaluations import is_evaluation, version_of
+from actors.protocol.episodes import EpisodeName, GetEpisode
+from actors.protocol.evaluations import evaluation_step, is_evaluation, version_of
 from tests.actors.episode_world import EpisodeWorld, episodes_config, said
 from tests.actors.scheduler_world import STOP, play_in
 
@@ -31,6 +32,11 @@ async def finish(world: EpisodeWorld) -> None:
 
 def rows(world: EpisodeWorld) -> dict[int, dict[str, Any]]:
     return {event.fields["version"]: event.fields for event in world.events if event.kind == "evaluation"}
+
+
+def status(world: EpisodeWorld, step: int) -> str:
+    """What the gateway hears of an episode of that batch."""
+    return world.scheduler._turns.record(GetEpisode("j", EpisodeName(step, 0, 0, 1)), 0.0).status
 
 
 def held_out_turns(world: EpisodeWorld) -> list[list[list[int]]]:
@@ -85,6 +91,8 @@ def test_versions_are_evaluated_with_episodes_beside_training_and_count_in_no_st
         check_training(world, 3)
         check_evaluations(world, [0, 2, 3])
         assert all(row["env_turns"] == pytest.approx(row["turns_mean"]) for row in rows(world).values())
+        known = [status(world, evaluation_step(version)) for version in range(4)]
+        assert known == ["ended", "unknown", "ended", "ended"], "version 1 was never due"
 
     play(scenario)
 
