@@ -21,8 +21,8 @@ class EnvironmentConfig(Section):
     path: str | None = None
     """``python``, ``agent``: ``package.module:name`` of the class or function; ``verifiers``: the taskset's id."""
     options: dict[str, Any] = {}
-    """Keyword arguments of the class or function; ``verifiers``: what the library's ``[env]`` block holds, and ``client``:
-    how it asks the model."""
+    """Keyword arguments of the class or function; ``verifiers``: what the library's ``[env]`` block holds, and
+    ``client``, how it asks the model."""
     url: str | None = None
     """``openenv``: where the server is."""
     interpreter: str | None = None
