@@ -40,8 +40,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         (f"{EPISODES}/verifiers_call.py", "VerifiersDriver._start", "of.readline()"),
         (f"{EPISODES}/verifiers_call.py", "VerifiersDriver.lives", "os.waitpid(self._guard, os.WNOHANG)"),
     ],
-    "the zygote gives the server of verifiers limits.ready_timeout_s to begin, and an episode hangs up when its time is "
-    "over": [
+    "the zygote gives it limits.ready_timeout_s to begin, and an episode hangs up when its time is over": [
         (f"{EPISODES}/verifiers_server.py", "main", "sys.stdin.readline()"),
         (f"{EPISODES}/verifiers_server.py", "serve", "client.wait_for_server_startup()"),
         (f"{EPISODES}/verifiers_server.py", "serve", "await asyncio.start_unix_server(episode, address, limit=_LINE)"),
