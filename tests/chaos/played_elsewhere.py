@@ -14,7 +14,7 @@ def streaming(row: dict[str, Any], client: Any) -> tuple[float, dict[str, float]
     from openai import OpenAI
 
     begun = time.monotonic()
-    messages = [{"role": "user", "content": row["prompt"]}]
+    messages: Any = [{"role": "user", "content": row["prompt"]}]
     stream = OpenAI(timeout=1.0).chat.completions.create(model=client.model, messages=messages, stream=True)
     said = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     return sum(map(ord, said)) % 7 / 7, {"seconds": time.monotonic() - begun, "characters": float(len(said))}

@@ -143,7 +143,7 @@ def test_an_unmodified_environment_trains_two_steps_and_its_masks_are_ours(
         masks = [mask for one in told for sample in one["samples"] for mask in sample["mask"]]
         assert sum(row["tokens_trained"] for row in run.rows()) == sum(masks)
         logprobs = [one for trace in told for sample in trace["samples"] for one in sample["logprobs"]]
-        assert sorted(np.float32(logprobs)) == sorted(drawn_logprobs(run))
+        assert sorted(np.array(logprobs, np.float32).tolist()) == sorted(drawn_logprobs(run))
         assert sorted(sorted(ours(one)) for one in trained) == sorted(sorted(theirs(one)) for one in told)
     else:
         assert [row["contexts_mean"] for row in run.rows()] == [1.0, 1.0]

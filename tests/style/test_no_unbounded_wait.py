@@ -17,6 +17,7 @@ from tests.style.waits import Wait, parse, unbounded
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ["configs", "transport", "actors", "supervisors"]
 
+EPISODES: Final = "actors/environments/episodes"
 Place = tuple[str, str, str]
 """File, function, what is waited for."""
 
@@ -33,6 +34,20 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     ],
     "it waits for limits.parked_process_s at most": [
         ("supervisors/machine/tenancy.py", "ProcessEnds.park", "select.select([self.orders], [], [], wait_s)"),
+    ],
+    "it waits for limits.ready_timeout_s at most, or not at all": [
+        (f"{EPISODES}/verifiers_call.py", "VerifiersDriver._start", "select.select([of], [], [], timeout_s)"),
+        (f"{EPISODES}/verifiers_call.py", "VerifiersDriver._start", "of.readline()"),
+        (f"{EPISODES}/verifiers_call.py", "VerifiersDriver.lives", "os.waitpid(self._guard, os.WNOHANG)"),
+    ],
+    "the zygote gives it limits.ready_timeout_s to begin, and an episode hangs up when its time is over": [
+        (f"{EPISODES}/verifiers_server.py", "main", "sys.stdin.readline()"),
+        (f"{EPISODES}/verifiers_server.py", "serve", "client.wait_for_server_startup()"),
+        (f"{EPISODES}/verifiers_server.py", "serve", "await asyncio.start_unix_server(episode, address, limit=_LINE)"),
+        (f"{EPISODES}/verifiers_server.py", "serve", "asyncio.start_unix_server(episode, address, limit=_LINE)"),
+        (f"{EPISODES}/verifiers_server.py", "serve.episode", "reader.readline()"),
+        (f"{EPISODES}/verifiers_server.py", "serve.episode", "running"),
+        (f"{EPISODES}/verifiers_server.py", "serve.episode", "writer.drain()"),
     ],
     "an event that a signal sets: an operator may come or not": [
         ("supervisors/machine/child.py", "_until_end.obey", "terminated.wait()"),

@@ -23,8 +23,8 @@ import sys
 import tempfile
 from typing import Any
 
-_LINE_BYTES = 1 << 26
-"""A task's data, at most."""
+_LINE = 1 << 26
+"""Bytes of a task's data, at most."""
 
 
 def merged(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -83,13 +83,14 @@ async def serve(config: Any, address: str, say: Any) -> None:
             kind = TrainClientConfig if asked["client"].get("type") == "train" else EvalClientConfig
             sampling = SamplingConfig(**asked["sampling"])
             run = client.run(kind(**asked["client"]), asked["model"], sampling, asked["task_data"])
-            running = asyncio.create_task(run)
+            running = task = asyncio.create_task(run)
             hung_up = asyncio.create_task(reader.read(1))
-            await asyncio.wait([running, hung_up], return_when=asyncio.FIRST_COMPLETED)
+            hung_up.add_done_callback(lambda _: task.cancel())
+            said = told(await running)
             hung_up.cancel()
-            if not running.done():
-                return
-            said = told(running.result())
+        except asyncio.CancelledError:
+            writer.close()
+            return
         except Exception as error:  # noqa: BLE001 (whatever the environment raises is its end)
             said = {"ok": False, "reward": None, "metrics": {}, "errors": [{"text": shown(error), "status": None}]}
         finally:
@@ -105,7 +106,7 @@ async def serve(config: Any, address: str, say: Any) -> None:
         serving = asyncio.create_task(server.run())
         client = EnvClient(server.address)
         await client.wait_for_server_startup()
-    async with await asyncio.start_unix_server(episode, address, limit=_LINE_BYTES):
+    async with await asyncio.start_unix_server(episode, address, limit=_LINE):
         say({"ready": True})
         await serving
 
