@@ -52,6 +52,10 @@ class Reply:
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
 
+    @property
+    def characters(self) -> int:
+        return len(self.content) + len(self.reasoning or "") + sum(len(call.arguments) for call in self.calls)
+
     def is_said_by(self, message: dict[str, Any]) -> bool:
         """Whether an assistant's message of a request is this turn. Agents trim, and drop the reasoning."""
         content = message.get("content") or ""
@@ -90,10 +94,12 @@ def _plain(arguments: object) -> object:
 
 
 class ReplyReader:
-    """Reads turns for one tokenizer and its chat template. ``kept``: turns that are remembered as they were read."""
+    """Reads turns for one tokenizer and its chat template. ``kept``: turns that are remembered as they were read,
+    of ``most`` characters together.
+    """
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int], kept: int) -> None:
-        self._known = Remembered[Reply](kept)
+    def __init__(self, tokenizer: Any, ends: Sequence[int], kept: int, most: int) -> None:
+        self._known = Remembered[Reply](kept, most, lambda reply: reply.characters)
         self._tokenizer = tokenizer
         self.ends = frozenset(ends)
         """Tokens that end a turn."""
