@@ -27,6 +27,9 @@ class EnvironmentLimits(ProcessLimits):
         default=60.0, description="a model's answer without a byte; the gateway sends white space twice a second"
     )
     episode_look_s: float = Field(default=1.0, description="how often the length of what episodes print is looked at")
+    gateway_rendered_tokens: int = Field(
+        default=4 << 20, description="tokens in all renderings that the gateway keeps at hand; they take 36 bytes each"
+    )
     gateway_look_s: float = Field(default=0.1, description="how often a worker looks whether the gateway listens yet")
     tool_server_start_s: float = Field(default=30.0, description="an MCP server starts, and says which tools it has")
     tools_of_server: int = Field(default=128, description="tools of one MCP server; no model reads more schemas")

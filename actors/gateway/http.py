@@ -65,7 +65,7 @@ class Http:
         except (ConnectionError, TimeoutError):
             raise  # whoever asked has left, or does not read
         except Exception as error:
-            self._ctx.log.exception("a request could not be answered", path=request.path)
+            self._ctx.log.exception("a request could not be answered", route=_route(request))
             return _problem(HttpProblem(500, "bug", f"the gateway failed on this request: {type(error).__name__}"))
         finally:
             self._requests -= 1
@@ -77,6 +77,9 @@ class Http:
         except TimeoutError as error:
             text = f"the body did not come within limits.gateway_read_s ({self._limits.gateway_read_s:g} s)"
             raise HttpProblem(400, "too_slow", text) from error
+        except web.RequestPayloadError as error:
+            text = f"the body cannot be read by its Content-Encoding or Transfer-Encoding ({error})"
+            raise HttpProblem(400, "unreadable", text) from error
 
     def key(self, request: web.Request) -> str:
         """The key of a request: of its path, or of a header."""
@@ -187,6 +190,12 @@ _EVENTS: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
+
+
+def _route(request: web.Request) -> str:
+    """The path as its route has it: without the key, which is nobody's to read in a log."""
+    resource = request.match_info.route.resource
+    return "" if resource is None else resource.canonical
 
 
 def as_json(value: object, status: int = 200) -> web.Response:

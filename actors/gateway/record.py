@@ -54,7 +54,8 @@ class Record:
         return len(self.tokens)
 
     def cut(self, length: int) -> None:
-        """Everything from ``length`` on is gone."""
+        """Everything from ``length`` on is gone; so many tokens the model may say anew."""
+        self.model_tokens_left += int(np.count_nonzero(self.versions[length:] >= 0))
         self._cut(length)
         self.turns = turns_of(self.versions)
 

@@ -10,11 +10,18 @@ T = TypeVar("T")
 
 
 class Remembered(Generic[T]):
-    """Remembers at most ``kept`` values; those asked for least lately go first."""
+    """Remembers at most ``kept`` values, of ``most`` together as ``size`` counts; the least lately asked for go first.
 
-    def __init__(self, kept: int) -> None:
-        self._kept = kept
+    ``held``: what is remembered comes to so much.
+    """
+
+    def __init__(self, kept: int, most: int, size: Callable[[T], int]) -> None:
+        self._kept, self._most, self._size = kept, most, size
         self._known: OrderedDict[Hashable, T] = OrderedDict()
+        self.held = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of ``key``, made if it is not known."""
@@ -22,6 +29,7 @@ class Remembered(Generic[T]):
             self._known.move_to_end(key)
             return self._known[key]
         made = self._known[key] = make()
-        if len(self._known) > self._kept:
-            self._known.popitem(last=False)
+        self.held += self._size(made)
+        while len(self._known) > self._kept or self.held > self._most:
+            self.held -= self._size(self._known.popitem(last=False)[1])
         return made

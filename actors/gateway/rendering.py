@@ -67,13 +67,13 @@ class Chat:
 
 class ChatTemplate:
     """Renders chats for one model. ``defaults``: arguments that the job gives the template; ``kept``: renderings that
-    are remembered.
+    are remembered, of ``most`` tokens together.
     """
 
-    def __init__(self, tokenizer: Any, defaults: dict[str, Any], kept: int) -> None:
+    def __init__(self, tokenizer: Any, defaults: dict[str, Any], kept: int, most: int) -> None:
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._known = Remembered[list[int] | None](kept)
+        self._known = Remembered[list[int] | None](kept, most, lambda ids: len(ids or ()))
 
     @property
     def is_there(self) -> bool:

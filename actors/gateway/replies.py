@@ -52,6 +52,10 @@ class Reply:
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
 
+    @property
+    def characters(self) -> int:
+        return len(self.content) + len(self.reasoning or "") + sum(len(call.arguments) for call in self.calls)
+
     def is_said_by(self, message: dict[str, Any]) -> bool:
         """Whether an assistant's message of a request is this turn. Agents trim, and drop the reasoning."""
         content = message.get("content") or ""
@@ -66,20 +70,36 @@ class Reply:
         ]
 
 
+def json_value(text: str) -> Any:
+    """What ``text`` says as JSON.
+
+    Raises:
+        ValueError: it is none, or not every reader takes it: NaN, half a surrogate pair, nested too deeply.
+    """
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError as error:
+        raise ValueError(f"nested too deeply: {error}") from error
+    return value
+
+
 def _plain(arguments: object) -> object:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return json_value(arguments)
     except ValueError:
         return arguments
 
 
 class ReplyReader:
-    """Reads turns for one tokenizer and its chat template. ``kept``: turns that are remembered as they were read."""
+    """Reads turns for one tokenizer and its chat template. ``kept``: turns that are remembered as they were read,
+    of ``most`` characters together.
+    """
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int], kept: int) -> None:
-        self._known = Remembered[Reply](kept)
+    def __init__(self, tokenizer: Any, ends: Sequence[int], kept: int, most: int) -> None:
+        self._known = Remembered[Reply](kept, most, lambda reply: reply.characters)
         self._tokenizer = tokenizer
         self.ends = frozenset(ends)
         """Tokens that end a turn."""
@@ -150,6 +170,8 @@ class ReplyReader:
             found = self._tokenizer.parse_response(text)
             calls = [call.get("function", call) for call in found.get("tool_calls") or []] if tools else []
             made = tuple(ToolCall(str(c["name"]), json.dumps(c["arguments"], ensure_ascii=False)) for c in calls)
+            for call in made:
+                json_value(call.arguments)
             return Reply(str(found.get("content") or ""), found.get("thinking") or found.get("reasoning_content"), made)
         except Exception:  # noqa: BLE001 (a schema is the model's, and what the model wrote may not fit it)
             return None
@@ -182,8 +204,8 @@ def _call(written: str) -> ToolCall | None:
         given = {name: _value(value) for name, value in _PARAMETER.findall(function[2])}
         return ToolCall(function[1], json.dumps(given, ensure_ascii=False))
     try:
-        call = json.loads(written)
-    except (ValueError, RecursionError):
+        call = json_value(written)
+    except ValueError:
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
@@ -193,6 +215,6 @@ def _call(written: str) -> ToolCall | None:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return json_value(text)
+    except ValueError:
         return text

@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -20,6 +19,7 @@ import numpy as np
 
 from actors.gateway.errors import HttpProblem, wrong
 from actors.gateway.rendering import Chat, Message
+from actors.gateway.replies import json_value
 from actors.gateway.walk import Question
 from configs.checks.checks import OWN_TEMPLATE_ARGUMENTS
 
@@ -293,8 +293,8 @@ def _call(call: object, where: str) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            read = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+            read = json_value(arguments or "{}")
+        except ValueError:
             read = arguments
         arguments = read if isinstance(read, dict) else arguments
     return cast("dict[str, Any]", call) | {"function": function | {"arguments": arguments}}

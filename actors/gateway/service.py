@@ -71,8 +71,9 @@ class Gateway(RegisteredActor):
         keys = SessionKeys(admin_key(run_dir), job.name)
         service = RegisterService(job=job.name, role="gateway", address=self.ctx.self_address)
 
-        reader = ReplyReader(tokenizer, stop_token_ids(model, job.rollout.stop), self.ctx.limits.gateway_renderings)
-        template = ChatTemplate(tokenizer, job.data.chat_template_kwargs, self.ctx.limits.gateway_renderings)
+        kept, most = self.ctx.limits.gateway_renderings, self.ctx.limits.gateway_rendered_tokens
+        reader = ReplyReader(tokenizer, stop_token_ids(model, job.rollout.stop), kept, most)
+        template = ChatTemplate(tokenizer, job.data.chat_template_kwargs, kept, most)
         limit = positions(model)
         longest = limit.count if limit is not None else job.episode_tokens
         sessions = Sessions(self.ctx, job, Walk(template, reader), reader, longest, self.tell)

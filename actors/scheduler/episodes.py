@@ -328,7 +328,8 @@ class Episodes:
             place = Place(batch, row)
             if (driver := self._drivers.of(place.key)) is not None:
                 self._abandon(driver, driver.driven[place.key].name)
-                self._rows.tell(place.key)
+            self._failures.pop(place.key, None)
+            self._rows.tell(place.key)  # whoever asked may wait without a driver, too
 
     def committed(self, batch: StepBatch) -> dict[str, float]:
         """The columns of a committed step in metrics.jsonl; none where there are no episodes."""

@@ -14,7 +14,19 @@ Found = tuple[str, str, str]
 
 def check_gateway(job: JobConfig) -> list[Found]:
     """Problems of ``gateway``, where the job has one."""
-    return why_not_listen(job.gateway) if job.has_episodes else []
+    return [*why_not_listen(job.gateway), *_check_public_url(job.gateway)] if job.has_episodes else []
+
+
+def _check_public_url(gateway: GatewayConfig) -> list[Found]:
+    url = gateway.public_url
+    if url is None:
+        return []
+    if not url.startswith(("http://", "https://")) or not url.endswith("/v1"):
+        return [("gateway.public_url", f"{url} is no base URL of agents", "Write it as https://HOST/v1")]
+    if not gateway.port:
+        wrong = "is 0, any free port, and a proxy (gateway.public_url) has to find each life of the gateway"
+        return [("gateway.port", wrong, "Set the port that the proxy passes on to")]
+    return []
 
 
 def why_not_listen(gateway: GatewayConfig) -> list[Found]:

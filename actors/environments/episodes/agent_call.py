@@ -2,7 +2,7 @@
 
     agent(row, client, **options) ─▶ reward, or (reward, metrics)
         │ raises
-        ├─ because turns or tokens were spent and it asked on ─▶ reward 0, ended by that budget
+        ├─ because turns, tokens or its context were spent ────▶ reward 0, ended by that budget
         ├─ because the gateway cannot be reached ──────────────▶ infrastructure: the episode is begun again
         └─ for anything else, and because time was over ───────▶ no result: tried again, then dropped
 
@@ -28,6 +28,8 @@ _CHAIN_MAX: Final = 32
 """Errors that are looked at, of those that led to the one that an agent has raised; they may go in a circle."""
 _OF_THE_MODEL: Final = frozenset(["turns", "tokens"])
 """Budgets that nobody but the model spends."""
+_TOO_LONG: Final = "context_length_exceeded"
+"""Code of the gateway for messages that the model's context does not hold."""
 _UNREACHED: Final = ("APIConnectionError", "APITimeoutError", "InternalServerError")
 """Errors of OpenAI's client that say nothing against agent or request."""
 
@@ -83,6 +85,8 @@ def _budget_in(error: BaseException) -> str:
     if isinstance(error, BudgetSpent):
         return error.budget
     text = str(error)
+    if getattr(error, "code", "") == _TOO_LONG or _TOO_LONG in text:
+        return "tokens"
     if getattr(error, "code", "") != "budget_spent" and "budget_spent" not in text:
         return ""
     quoted = text.replace('"', "'")

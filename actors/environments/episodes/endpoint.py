@@ -3,7 +3,7 @@
     chat ─ POST …/chat/completions ─▶ 200 ─▶ the model's message
                  ├─ no connection, cut off, 429, 5xx ─▶ asked again, with growing pauses, while the episode has time
                  ├─ silence for gateway_silence_s ─────▶ asked again: the gateway joins questions that are alike
-                 ├─ 400 budget_spent, or time is over ─▶ BudgetSpent
+                 ├─ 400 budget_spent, or time is over ─▶ BudgetSpent: so is a context that has grown too long
                  ├─ 410, 401 key_expired ─────────────▶ SessionOver
                  └─ anything else ────────────────────▶ GatewayRefused
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from actors.environments.episodes.errors import BudgetSpent, GatewayAway, GatewayRefused, SessionOver
+from actors.environments.episodes.errors import BudgetSpent, ContextFull, GatewayAway, GatewayRefused, SessionOver
 from actors.environments.episodes.interface import ChatMessage
 from configs.limits import DEFAULT_LIMITS, Limits
 
@@ -69,12 +69,17 @@ class Endpoint:
         question: dict[str, Any] = {"model": self.model, "messages": messages}
         if tools:
             question["tools"] = tools
-        reply = self.ask("/chat/completions", question)
+        try:
+            reply = self.ask("/chat/completions", question)
+        except ContextFull as full:
+            if not any(message.get("role") == "assistant" for message in messages):
+                raise  # no turn has made it so long
+            raise BudgetSpent("tokens") from full
         return reply["choices"][0]["message"]
 
     def ask(self, path: str, question: Mapping[str, Any]) -> dict[str, Any]:
         """POST ``question``, again and again while the episode has time; the answer as JSON. Raises as ``chat``."""
-        data = json.dumps(question).encode()
+        data = json.dumps(question, ensure_ascii=False).encode("utf-8", "replace")  # half a character is no reason
         pause_s, away, repeats = self._limits.backoff_first_s, "", -1
         while True:
             repeats += 1
@@ -156,6 +161,8 @@ def _judge(status: int, text: bytes) -> tuple[dict[str, Any] | None, str]:
         raise BudgetSpent(str(told.get("param") or "turns"))
     if status == 410 or code in ("episode_ended", "key_expired"):
         raise SessionOver(message)
+    if code == "context_length_exceeded":
+        raise ContextFull(f"{message} ({code})")
     if 400 <= status < 500 and status not in _ASK_AGAIN:
         raise GatewayRefused(f"the gateway refuses the request with status {status}: {message}")
     return None, f"status {status}: {message}"

@@ -10,6 +10,7 @@ HeadraceError
     ├── ToolServerDied      infrastructure, unless it happens again: then the model reads of it
     ├── ToolFailed          a tool server says that a call went wrong; the model reads what it says
     └── GatewayRefused      the request cannot be answered, however often it is asked; the message is the gateway's
+        └── ContextFull     its messages are more than the model's context holds
 
 ToolTimedOut                a call took longer than environment.tool_s; the model reads of it
 """
@@ -51,6 +52,10 @@ class GatewayAway(EpisodeError):
 
 class GatewayRefused(EpisodeError):
     """The gateway refuses the request for what stands in it."""
+
+
+class ContextFull(GatewayRefused):
+    """The messages are longer than the model's context."""
 
 
 class ToolServerDied(EpisodeError):

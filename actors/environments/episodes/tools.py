@@ -168,7 +168,7 @@ class Toolbox:
             return f"Error: there is no tool {name!r}. There are: {', '.join(self._tools) or 'none'}.", True
         try:
             arguments: Any = json.loads(text) if isinstance(text, str) else text or {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"Error: the arguments of {name} are no JSON: {error}.", True
         if not isinstance(arguments, dict):
             return f"Error: the arguments of {name} must be a JSON object.", True
@@ -182,7 +182,7 @@ class Toolbox:
             if not self._again:
                 raise
             return f"Error: {error}.", True
-        except Exception as error:  # noqa: BLE001 (a tool's author: whatever it raises, the model reads)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (a tool may run a model's own code)
             return f"Error: {described(error)}.", True
 
     def close(self) -> None:

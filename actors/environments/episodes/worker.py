@@ -200,7 +200,7 @@ class EnvironmentWorker(RegisteredActor):
 
     async def _in_a_slot(self, work: EpisodeWork) -> Verdict:
         slots = self._job.environment.slots
-        if len(self._driven) >= slots:
+        if len(self._driven & self._running.keys()) >= slots:  # one that was abandoned is as good as killed
             return failed(FailureKind.INFRASTRUCTURE, f"the worker's slots, {slots}, are all taken")
         self._driven.add(work.name)
         try:

@@ -131,6 +131,7 @@ async def test_a_stop_text_cuts_the_reply_and_the_row(tmp_path: Path) -> None:
         await agent.chat.completions.create(model="m", messages=told, stop=["STOP"])
         assert len(row.contexts) == 1
         assert "STOP<|im_end|>\n<|im_start|>user" in world.text(row.tokens)
+        assert world.scheduler.turns_asked()[1].turn_tokens == 1000 - len(row.turns[0])  # what was cut is not spent
 
 
 async def test_a_turn_that_was_too_long_is_closed_before_the_next_message(tmp_path: Path) -> None:

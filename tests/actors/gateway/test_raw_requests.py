@@ -346,13 +346,33 @@ def test_a_token_that_the_model_has_no_row_for_is_refused(tmp_path: Path) -> Non
     in_world(tmp_path, scenario, speak=babble)
 
 
-def test_a_tool_call_that_is_no_json_stays_text(tmp_path: Path) -> None:
-    said = '<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>'
+@pytest.mark.parametrize("value", ["", r'"\ud800"', "NaN", "1e999"])
+def test_a_tool_call_that_is_no_json_to_every_reader_stays_text(tmp_path: Path, value: str) -> None:
+    said = '<tool_call>\n{"name": "f", "arguments": {"a": ' + value + "}}\n</tool_call>"
 
     async def scenario(world: World, agent: Agent) -> None:
         world.begin()
         tools = [{"type": "function", "function": {"name": "f"}}]
-        _, found, _ = await agent.post("/v1/chat/completions", ask(tools=tools))
-        assert found["choices"][0]["message"] == {"role": "assistant", "content": said}
+        status, found, _ = await agent.post("/v1/chat/completions", ask(tools=tools))
+        assert (status, found["choices"][0]["message"]) == (200, {"role": "assistant", "content": said})
 
     in_world(tmp_path, scenario, speak=script(said))
+
+
+def test_arguments_of_a_call_with_half_a_character_are_read_as_the_text_that_they_are(tmp_path: Path) -> None:
+    async def scenario(world: World, agent: Agent) -> None:
+        world.begin()
+        calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": r'{"a": "\ud800"}'}}]
+        told = [USER, {"role": "assistant", "content": None, "tool_calls": calls}, USER]
+        assert (await agent.post("/v1/chat/completions", ask(messages=told)))[0] == 200
+
+    in_world(tmp_path, scenario)
+
+
+def test_a_body_that_cannot_be_unpacked_is_the_askers_fault(tmp_path: Path) -> None:
+    async def scenario(world: World, agent: Agent) -> None:
+        world.begin()
+        refused = await agent.refused(b"no gzip", headers={"Content-Encoding": "gzip"})
+        assert refused == (400, "unreadable", None)
+
+    in_world(tmp_path, scenario)

@@ -45,6 +45,20 @@ def test_others_may_not_reach_it_without_tls(host: str) -> None:
     assert check_gateway(smallest_job(gateway={"host": host})) == []  # it has no episodes, and so no gateway
 
 
+@pytest.mark.parametrize(
+    ("gateway", "field"),
+    [
+        ({"public_url": "https://lab.example/v1"}, "gateway.port"),
+        ({"public_url": "lab.example/v1", "port": 7443}, "gateway.public_url"),
+        ({"public_url": "https://lab.example", "port": 7443}, "gateway.public_url"),
+    ],
+)
+def test_behind_a_proxy_the_port_and_the_base_url_must_be_told(gateway: dict, field: str) -> None:
+    assert [where for where, *_ in check_gateway(smallest_job(gateway=gateway, **EPISODES))] == [field]
+    right = {"public_url": "https://lab.example/v1", "port": 7443}
+    assert check_gateway(smallest_job(gateway=right, **EPISODES)) == []
+
+
 def test_a_certificate_without_its_key_or_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.pem").write_text("nothing")
     a = str(tmp_path / "a.pem")

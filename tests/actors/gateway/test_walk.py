@@ -39,8 +39,8 @@ class Episode:
 
     def __post_init__(self) -> None:
         tokenizer = TEMPLATES[self.template]
-        self.reader = ReplyReader(tokenizer, [END_ID], 512)
-        self.walk = Walk(ChatTemplate(tokenizer, {}, 512), self.reader)
+        self.reader = ReplyReader(tokenizer, [END_ID], 512, 1 << 20)
+        self.walk = Walk(ChatTemplate(tokenizer, {}, 512, 1 << 20), self.reader)
 
     def ask(self, messages: list[dict], said: list[int], *, tools: bool = False, is_retry: bool = False) -> dict:
         """The assistant's message. ``said``: what the model says, if it is asked."""

@@ -263,6 +263,21 @@ def test_an_episode_that_ends_in_mid_turn_keeps_its_whole_turns_and_stops_the_en
     play(scenario)
 
 
+def test_whoever_waits_for_a_turn_hears_that_its_episode_was_set_aside_though_nobody_drives_it() -> None:
+    async def scenario(world: Outside) -> None:
+        name = await world.begin()
+        await world.end(name, None, Failure(FailureKind.INFRASTRUCTURE, "its server is gone"))
+        under_way = asyncio.create_task(world.take(name, 0, HELLO, fresh=True))
+        await world.until(lambda: bool(world.workers[0].held))
+        began_s = asyncio.get_running_loop().time()
+        batch = world.scheduler._ledger.batches[0]
+        world.scheduler._fleet.returns._drop(batch, np.array([0], np.int32), "it has moved too often")
+        assert (await under_way).status == "ended"
+        assert asyncio.get_running_loop().time() - began_s < 1.0
+
+    play(scenario)
+
+
 def test_an_episode_in_which_the_model_said_nothing_has_no_result() -> None:
     async def scenario(world: Outside) -> None:
         name = await world.begin()
