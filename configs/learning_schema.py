@@ -94,7 +94,8 @@ class AlgorithmConfig(Section):
     ``k2``: d²/2 (``reinforce_pp_baseline``); ``k3``: exp(d) - d - 1; ``k3_with_k2_gradient``: value of k3, gradient
     of k2. In rewards it is ``k1``."""
     kl_unbiased: bool = False
-    """Weigh the estimate in the loss by the ratio of the policy to what generated, gradient included."""
+    """Weigh the estimate in the loss by the ratio of the policy to what generated. The weight of ``k1`` and ``k3`` has
+    a gradient, too: of each kind the whole gradient is then that of the KL."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Bonus in the loss: this times the entropy of the distribution that each token was drawn from."""
     gamma: UnitInterval = 1.0

@@ -17,6 +17,8 @@ from typing import Any, Final, cast
 from configs.schema import JobConfig
 
 _POSITION_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+_TINY_POSITIONS: Final = 1024
+"""Positions of a tiny model at least, so that jobs of short responses share one."""
 
 
 class ModelFileBroken(ValueError):
@@ -109,13 +111,22 @@ def context_tokens_max(job: JobConfig, directory: Path) -> int:
 
 
 def why_too_long(job: JobConfig, directory: Path) -> tuple[str, str, str] | None:
-    """Why responses of ``rollout.max_tokens`` do not fit the model, as (field, what is wrong, what to do)."""
+    """Why responses of ``rollout.max_tokens``, or ``eval.max_tokens``, do not fit the model, as (field, what is wrong,
+    what to do).
+    """
     limit = positions(directory)
-    if limit is None or job.rollout.max_tokens < limit.count:
-        return None
-    wrong = f"{job.rollout.max_tokens} is longer than the model: it has {limit.count} positions"
-    fix = f"Set it below {limit.count}, so that a prompt fits before it, or use a model with more positions"
-    return "rollout.max_tokens", f"{wrong} ({limit.key} in {directory / 'config.json'})", fix
+    wanted = {"rollout.max_tokens": job.rollout.max_tokens, "eval.max_tokens": job.evaluation.rollout.max_tokens}
+    for key, tokens in wanted.items():
+        if limit is not None and tokens >= limit.count:
+            wrong = f"{tokens} is longer than the model: it has {limit.count} positions"
+            fix = f"Set it below {limit.count}, so that a prompt fits before it, or use a model with more positions"
+            return key, f"{wrong} ({limit.key} in {directory / 'config.json'})", fix
+    return None
+
+
+def tiny_positions(job: JobConfig) -> int:
+    """Positions of the tiny model that is made for ``job``: they cost nothing, so all that it generates has room."""
+    return max(_TINY_POSITIONS, job.sequence_tokens, job.evaluation.sequence_tokens)
 
 
 def matrices(directory: Path) -> list[str]:

@@ -114,13 +114,17 @@ class Evaluations:
         return self._keeps_best and self._config is not None and version % self._config.every == 0
 
     def spared(self) -> tuple[int, ...]:
-        """Steps of checkpoints that must stay: the best one, and those whose evaluation is not over."""
+        """Steps of checkpoints that must stay: the best one, those whose evaluation is not over, and those that the
+        trainer may be storing still, of which it is not known yet whether they are better.
+        """
         if not self._keeps_best:
             return ()
         ledger, first = self._scope.ledger, self._first()
         open_ = {version_of(step) for step in ledger.evaluations}
         waiting = [s for s, _ in ledger.checkpoints if s in open_ or (s >= first and self.wants_checkpoint(s))]
-        return (*waiting, *[step for step, _ in self._ranked()[:1]])
+        stored = max((s for s, _ in ledger.checkpoints), default=0)
+        storing = [s for s in range(stored + 1, ledger.trainer_step) if self.wants_checkpoint(s)]
+        return (*waiting, *storing, *[step for step, _ in self._ranked()[:1]])
 
     async def mark_best(self) -> None:
         """Have ``checkpoints/best`` lead to the best checkpoint."""

@@ -234,14 +234,22 @@ KL_ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def kl_penalty(columns: TokenColumns, reference: Tensor, spec: LossSpec) -> Tensor:
-    """The estimate of ``spec.kl_kind``; with ``kl_unbiased`` times exp(new - engine), with gradient.
+WITH_GRADIENT_OF_KL: frozenset[str] = frozenset({"k2", "k3_with_k2_gradient"})
+"""Estimates whose gradient is that of the KL on new's own samples; that of the others is so through the weight."""
 
-    So weighed, value and gradient are unbiased for samples of whatever policy generated.
+
+def kl_penalty(columns: TokenColumns, reference: Tensor, spec: LossSpec) -> Tensor:
+    """The estimate of ``spec.kl_kind``; with ``kl_unbiased`` times exp(new - engine).
+
+    So weighed, the gradient is that of the KL for samples of whatever policy generated, and the value as unbiased as
+    the estimate is. k1 and k3 need the gradient of the weight for it; of the others it would be too much.
     Source of the weight: DeepSeek-AI 2025 (DeepSeek-V3.2), section 3.1, unbiased KL estimate.
     """
     estimate = KL_ESTIMATES[spec.kl_kind](columns.new, reference)
-    return estimate * bounded_exp(columns.new - settled(columns)) if spec.kl_unbiased else estimate
+    if not spec.kl_unbiased:
+        return estimate
+    weight = bounded_exp(columns.new - settled(columns))
+    return estimate * (weight.detach() if spec.kl_kind in WITH_GRADIENT_OF_KL else weight)
 
 
 # ------------------------------------------------------------ the whole loss

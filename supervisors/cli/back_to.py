@@ -116,8 +116,10 @@ def _write_journal(path: Path, former: Path, condition: Condition, step: int) ->
 
 
 def _counters(row: seals.EventRow | None) -> dict[str, int]:
+    """Those of a checkpoint, but for the prompts that were issued by then: later steps had some, and get them anew."""
     event = ev.decode_event(row.body) if row is not None else None
-    return event.counters if isinstance(event, ev.Checkpointed) else {}
+    counters = event.counters if isinstance(event, ev.Checkpointed) else {}
+    return {name: value for name, value in counters.items() if name != "prompts_used"}
 
 
 def _cut_rows(path: Path, key: str, last: int) -> None:

@@ -31,6 +31,7 @@ import structlog
 
 from configs.checks.source_lookup import source_file
 from configs.limits import DEFAULT_LIMITS
+from configs.model_files import tiny_positions
 from configs.reward_training import ANSWERS
 from configs.schema import JobConfig
 from configs.task_schema import Reward
@@ -65,11 +66,11 @@ def cache_key(job: JobConfig) -> str:
         "model": job.model.model_dump(mode="json", exclude=set(_NOT_THE_MODEL)),
         "data": job.data.model_dump(mode="json"),
         "files": [stamp for source in job.data.sources.values() for stamp in _stamps(source.path)],
+        "positions": tiny_positions(job),
     }
     if job.has_episodes:
         environment = job.environment
         ingredients["environment"] = environment.model_dump(mode="json", include={"kind", "path", "options"})
-        ingredients["positions"] = job.episode_tokens
         ingredients["games"] = [*_stamps(source_file(environment.path) if environment.path else None)]
     return _key(ingredients, _MAKERS)
 

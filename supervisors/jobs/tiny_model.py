@@ -30,6 +30,7 @@ from actors.environments.prompts.rows import Row
 from actors.environments.prompts.sources import open_source, open_sources
 from actors.host.parent_death import die_with_parent
 from configs.data_mix import Mix
+from configs.model_files import tiny_positions
 from configs.schema import JobConfig, ModelConfig
 from supervisors.jobs.tiny_chat import Example, example_maker, make_chat_tokenizer
 
@@ -68,7 +69,7 @@ def make_tiny_model(job: JobConfig, directory: Path, on_step: OnStep = lambda _:
     else:
         rows, lesson = open_source(job.data, job.seed) if not job.data.mix else _MixedRows(job), _answers(job)
         tokenizer = make_tokenizer(rows, job)
-    model = make_model(job.model, tokenizer, positions=job.sequence_tokens)
+    model = make_model(job.model, tokenizer, positions=tiny_positions(job))
     if lesson is not None:
         _warm_start(model, tokenizer, rows, job, on_step, lesson)
     model.save_pretrained(directory)
@@ -118,11 +119,8 @@ def make_tokenizer(source: Rows, job: JobConfig) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token="<unk>")  # noqa: S106 (as above)
 
 
-def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, positions: int = 0) -> Qwen3ForCausalLM:
-    """A Qwen3 of ``config.layers`` layers and hidden size ``config.hidden``, randomly initialised.
-
-    Its rotary positions cost nothing: it has as many as the job asks for.
-    """
+def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, positions: int) -> Qwen3ForCausalLM:
+    """A Qwen3 of ``config.layers`` layers and hidden size ``config.hidden``, randomly initialised."""
     heads = max(1, config.hidden // _HEAD_SIZE)
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -134,7 +132,7 @@ def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, position
             num_key_value_heads=max(1, heads // 2),
             head_dim=_HEAD_SIZE,
             initializer_range=_INITIAL_SCALE / config.hidden**0.5,
-            max_position_embeddings=max(1024, positions),
+            max_position_embeddings=positions,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.get_vocab()[str(tokenizer.eos_token)],

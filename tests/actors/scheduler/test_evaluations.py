@@ -16,7 +16,7 @@ from actors.ledger.ledger import Ledger
 from actors.protocol.evaluations import is_evaluation, version_of
 from actors.protocol.jobs import CancelJob, JobReport
 from actors.protocol.rewards import Verdict
-from tests.actors.scheduler_world import World, config, length, play_in, reward
+from tests.actors.scheduler_world import FakeTrainer, World, config, length, play_in, reward
 
 InWorld = Callable[..., None]
 EVERY: dict[str, Any] = {"every": 2, "samples": 4, "data": {"path": "unused.jsonl"}}
@@ -242,6 +242,27 @@ def test_the_best_checkpoint_is_spared_and_marked_whoever_dies(tmp_path: Path) -
 
     job = config(steps=8, checkpoint={"every": 0, "keep": 1, "keep_best": True}, eval=EVERY)
     play_in(World, job, scenario)
+
+
+def test_a_checkpoint_that_is_still_being_stored_is_spared_though_its_evaluation_is_over(in_world: InWorld) -> None:
+    """A trainer stores a checkpoint beside its next step, whose commit may come before ``CheckpointTaken``."""
+
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        world.rewards = await world.start_rewards()
+        world.workers = [await world.start_worker(f"rollout-{i}") for i in range(2)]
+        trainer = await world.start_trainer()
+
+        async def stored_later(*, final: bool) -> None:
+            if final:
+                await FakeTrainer.checkpoint(trainer, final=final)
+
+        trainer.checkpoint = stored_later
+        await finish(world)
+        assert {0, 1, 2} < rows(world).keys(), "their evaluations are over"
+        assert not trainer.spared[0] and set(trainer.spared[1]) == {1} and set(trainer.spared[2]) == {1, 2}
+
+    in_world(scenario, steps=4, checkpoint={"every": 0, "keep": 1, "keep_best": True}, eval=EVERY | {"every": 1})
 
 
 def test_a_job_that_is_cancelled_while_its_last_version_is_evaluated_ends_without(in_world: InWorld) -> None:

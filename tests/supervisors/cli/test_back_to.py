@@ -104,6 +104,12 @@ def test_damage_is_refused_with_the_checkpoint_to_go_back_to_and_the_run_goes_ba
     assert doctor("--run", str(run_dir)).exit_code == 0
 
 
+def test_a_run_that_went_back_is_issued_the_prompts_of_the_step_anew(run_dir: Path) -> None:
+    """By the time of the checkpoint the batches of later steps had been issued; now they have not."""
+    assert doctor("--run", str(run_dir), "--back-to", "2").exit_code == 0
+    assert _ledger(run_dir).next_prompt == 2 * 4, "else the batch of step 2 is refused, as one of an earlier step"
+
+
 def test_going_back_leaves_what_was_before_and_sets_aside_everything_else(run_dir: Path) -> None:
     before = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file() and path.suffix != ".yaml"}
     told = doctor("--run", str(run_dir), "--back-to", "2", "--json")

@@ -39,12 +39,25 @@ def test_other_code_is_refused_with_what_is_allowed(function: object) -> None:
         check_allowed(job(function), PREFIXES)
 
 
+def test_functions_of_learning_and_of_environments_are_allowed_by_the_same_prefixes() -> None:
+    code = {"path": "my_rewards:Game", "tools": ["my_rewards.tools:look"], "options": {"path": "a file"}}
+    check_allowed({"algorithm": {"loss": "my_rewards:loss", "loss_mean": "token"}, "environment": code}, PREFIXES)
+    check_allowed({"algorithm": {"loss": None}, "environment": {"tools": []}}, PREFIXES)
+
+
 @pytest.mark.parametrize(
     "sections",
     [
         {"rewards": [{"function": "my_rewards:a"}, {"function": "os:system"}]},
         {"anything": {"deep": {"functions": ["my_rewards:a", "os:system"]}}},
         {"data": {"filter_function": "os:system"}},
+        {"algorithm": {"loss": "os:system"}},
+        {"algorithm": {"advantage": "os:system"}},
+        {"environment": {"kind": "python", "path": "os:system"}},
+        {"environment": {"kind": "agent", "path": "my_rewards:play", "tools": ["my_rewards:look", "mcp: sh -c id"]}},
+        {"environment": {"kind": "verifiers", "path": "my_rewards", "interpreter": "/tmp/python"}},
+        {"environment": {"kind": "python", "tools": ["my_rewards:look"], "options": {"reward": "os:system"}}},
+        {"environment": {"kind": "openenv", "url": "http://evil.example"}},
         {"rollout": {"engine": "vllm", "engine_options": {"worker_cls": "os.system"}}},
     ],
 )

@@ -102,3 +102,10 @@ async def test_a_hub_model_that_is_too_short_is_refused_once_it_is_there(tmp_pat
     write(tmp_path, "config.json", {"eos_token_id": 1, "max_position_embeddings": 64})
     with pytest.raises(ModelTextUnusable, match=r"rollout\.max_tokens: 64 is longer than the model: it has 64 pos"):
         await look_at_text(smallest_job(rollout={"max_tokens": 64}), tmp_path, tmp_path)
+
+
+async def test_responses_of_an_evaluation_must_fit_the_model_too(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {"eos_token_id": 1, "max_position_embeddings": 64})
+    job = smallest_job(rollout={"max_tokens": 16}, eval={"data": {"path": "held_out.jsonl"}, "max_tokens": 64})
+    with pytest.raises(ModelTextUnusable, match=r"eval\.max_tokens: 64 is longer than the model: it has 64 pos"):
+        await look_at_text(job, tmp_path, tmp_path)

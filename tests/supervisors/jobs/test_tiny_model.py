@@ -78,6 +78,8 @@ def test_whatever_determines_a_model_is_in_its_key(tmp_path: Path, monkeypatch: 
         cache_key(a_job(tmp_path, seed=1)),
         cache_key(a_job(tmp_path, model=TINY | {"hidden": 64})),
         cache_key(a_job(tmp_path, model=TINY | {"warm_start_noise": 0.9})),
+        cache_key(a_job(tmp_path, rollout={"max_tokens": 4000})),
+        cache_key(a_job(tmp_path, eval={"data": {"path": "held_out.jsonl"}, "max_tokens": 5000})),
         cache_key(a_job(tmp_path, data={"source": "jsonl", "path": prompts, "template": "Q: {prompt}"})),
     ]
     assert keys[0] == cache_key(a_job(tmp_path, steps=7, trainer={"lr": 0.5}))
