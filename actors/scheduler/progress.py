@@ -63,5 +63,6 @@ class ProgressReport:
                 workers={w.name: w.policy_version for w in workers},
                 needed_version=max(step - scope.job.staleness, 0),
                 newest_version=self._fleet.versions.newest,
+                waiting=states["waiting"],
             )
         )

@@ -29,6 +29,8 @@ class StallView:
     """Policy version that each worker serves."""
     needed_version: int
     newest_version: int
+    waiting: int = 0
+    """Episodes that wait for their environments."""
 
 
 def waiting_for(view: StallView) -> str:
@@ -54,6 +56,8 @@ def _reason(view: StallView) -> str:
         return f"verdicts on {view.finished} samples" + (
             "" if view.has_rewards else ": no reward worker has registered"
         )
+    if view.waiting:
+        return f"the environments of {view.waiting} episodes"
     if not view.has_trainer:
         return f"the trainer to open step {view.step}"
     return f"the trainer to commit step {view.step}"

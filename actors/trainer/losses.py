@@ -78,7 +78,7 @@ class TokenLosses:
     kl: Tensor
     """The k3 estimate against the reference; zeros without one."""
     mismatch: Tensor
-    """|new - engine|."""
+    """Distance |before - engine|: what a step's earlier updates have moved is none of it."""
 
 
 # ------------------------------------------------------------ ratios
@@ -273,7 +273,7 @@ def token_losses(columns: TokenColumns, spec: LossSpec, own: PolicyLoss | None =
             loss = loss + spec.kl_coefficient * kl_penalty(columns, columns.reference, spec)
     if columns.entropy is not None and spec.entropy_coefficient > 0:
         loss = loss - spec.entropy_coefficient * columns.entropy
-    mismatch = (columns.new.detach() - columns.engine).abs()
+    mismatch = (columns.before - columns.engine).abs()
     return TokenLosses(loss=loss, clipped=clipped, cut=cut, kl=kl, mismatch=mismatch)
 
 

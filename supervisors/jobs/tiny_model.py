@@ -49,6 +49,8 @@ _PEAK_LEARNING_RATE = 3e-3
 _BETAS = (0.9, 0.98)
 _CLEAN = 0.8
 """The first part of the warm start shows right answers only: the task is learned before doubt is."""
+_SHORT = 10
+"""So few steps of a warm start begin at the full learning rate."""
 
 
 _NO_LABEL = -100
@@ -154,8 +156,9 @@ def _warm_start(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=_PEAK_LEARNING_RATE, betas=_BETAS, weight_decay=0.01, fused=True
     )
+    rising = 0.1 if steps > _SHORT else 0.0  # of 10 steps a tenth would be one, and torch divides by 0
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, _PEAK_LEARNING_RATE, total_steps=max(steps, 1), pct_start=0.1
+        optimizer, _PEAK_LEARNING_RATE, total_steps=max(steps, 1), pct_start=rising
     )
     model.train()
     for step in range(steps):

@@ -211,7 +211,10 @@ class EnvironmentWorker(RegisteredActor):
     async def _drive(self, work: EpisodeWork) -> Verdict:
         ends_s = self.ctx.now() + work.left_s
         order = self._order(_key(work.name), work)
-        await self.ctx.run_blocking(_make, order)
+        try:
+            await self.ctx.run_blocking(_make, order)
+        except OSError as error:
+            return failed(FailureKind.INFRASTRUCTURE, f"no directory can be made for it: {error}")
         keep = False
         try:
             verdict = await self._verdict(order, ends_s)

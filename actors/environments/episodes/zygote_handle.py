@@ -59,9 +59,14 @@ class ZygoteHandle:
             EnvironmentRefused: the environment can never work; says why.
             ZygoteDied: it did not get ready.
         """
-        async with asyncio.timeout(self._job.limits.ready_timeout_s), self._starting:
-            if self._process is None:
-                await self._exec()
+        try:
+            async with asyncio.timeout(self._job.limits.ready_timeout_s), self._starting:
+                if self._process is None:
+                    await self._exec()
+        except OSError as error:  # time is over, too: whoever waits for another's start has waited as long
+            raise ZygoteDied(
+                f"the process that environments are forked from could not be started: {error or 'it takes too long'}"
+            ) from error
 
     async def _exec(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)

@@ -204,6 +204,7 @@ STILL = StallView(
         ({"finished": 2, "has_rewards": False}, "verdicts on 2 samples: no reward worker has registered, since 10 s"),
         ({"queued": 1, "workers": {"a": 2}}, "version 3 to be loaded by a (serves 2), since 10 s"),
         ({"queued": 1}, "room at a rollout worker: 1 samples are queued, since 10 s"),
+        ({"waiting": 2}, "the environments of 2 episodes, since 10 s"),
         ({"has_trainer": False}, "the trainer to open step 3, since 10 s"),
         ({}, "the trainer to commit step 3, since 10 s"),
     ],

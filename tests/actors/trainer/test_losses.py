@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -145,6 +146,13 @@ def test_mismatch_is_the_distance_between_trainer_and_engine() -> None:
         columns(column(-1.0, -2.0), column(-1.5, -1.0), column(1.0, 1.0), torch.tensor([False, True])), SPEC
     )
     torch.testing.assert_close(losses.mismatch, column(0.5, 1.0))
+
+
+def test_what_earlier_updates_of_a_step_have_moved_is_no_mismatch() -> None:
+    moved = dataclasses.replace(
+        columns(column(-3.0), column(-1.0), column(-1.0), torch.ones(1, dtype=torch.bool)), old=column(-1.25)
+    )
+    torch.testing.assert_close(token_losses(moved, SPEC).mismatch, column(0.25))
 
 
 def test_value_losses_by_hand() -> None:

@@ -15,6 +15,7 @@ from supervisors.jobs import model_cache
 from supervisors.jobs.model_cache import ModelCache, cache_key
 from supervisors.jobs.model_preparation import prepare_model
 from supervisors.jobs.phase import Phase
+from supervisors.jobs.tiny_model import make_tiny_model
 from supervisors.tree.errors import ModelNotMade
 from tests.smallest_job import smallest_job
 
@@ -69,6 +70,11 @@ async def test_a_model_of_mixed_sources_knows_the_letters_of_each(tmp_path: Path
     directory = await prepare_model(a_job(tmp_path, data={"mix": mix}), a_run_dir(tmp_path, "run"))
     words = (directory / "tokenizer.json").read_text()
     assert all(letter in words for letter in "αβγδ±")
+
+
+def test_a_warm_start_may_have_any_number_of_steps(tmp_path: Path) -> None:
+    make_tiny_model(a_job(tmp_path, model=TINY | {"warm_start_steps": 10}), tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 def test_whatever_determines_a_model_is_in_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
