@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from actors.environments.errors import SourceUnreadable
 from actors.environments.prompts.evaluation_stream import EvaluationStream
 from actors.environments.prompts.overlap import Overlap
 from actors.environments.prompts.sources import open_all_sources
@@ -45,3 +48,14 @@ def test_a_look_ends_in_time_and_goes_on_where_it_was(tmp_path: Path) -> None:
     while not overlap.look(until_s=0.0):
         looks += 1
     assert overlap.equal == 2 and looks == 3 + 3 + 1, "a row a look, and no more rows than it may look at"
+
+
+def test_prompts_of_which_none_can_be_used_are_named_by_the_keys_of_the_evaluation(tmp_path: Path) -> None:
+    job = job_of(tmp_path, ["a"], ["bbbb"])
+    assert job.eval is not None
+    short = job.eval.data.model_copy(update={"max_prompt_tokens": 1})
+    job = job.model_copy(update={"eval": job.eval.model_copy(update={"data": short})})
+    make_tiny_model(job, tmp_path / "model")
+    stream = EvaluationStream(job, tmp_path / "model", tmp_path, open_all_sources(job))
+    with pytest.raises(SourceUnreadable, match=r"eval.data.path .*: none of the 1 .*longer than eval.data.max_prompt"):
+        stream.read(0, 1)
