@@ -30,7 +30,7 @@ class EvaluationConfig(Section):
     every: PositiveInt = 50
     """Steps between evaluations. There is one before the first step and one after the last in any case."""
     prompts: PositiveInt | None = None
-    """Prompts at most, the first ones in the order of ``data``. Unset: all."""
+    """Prompts at most, the first ones in the order of ``data``. Unset: all, up to ``limits.evaluation_prompts``."""
     samples: PositiveInt = 1
     """Responses to each prompt: the k of avg@k, and the largest k of pass@k."""
     temperature: Annotated[float, Field(ge=0)] = 1.0

@@ -90,7 +90,8 @@ class Issuing:
         """Event: the scheduler knows something new about the prompt source, so it is no use to wait longer."""
         self._told_unreadable: set[int] = set()
         self._told_overlap = False
-        self._told_passed = 0
+        self._told_passed = {"": 0, " of eval.data": 0}
+        """Rows that were passed over when that was told last, of training and of the evaluation."""
         self._told_replaced = False
         self._told_once = config.scheduling.policy != "planned"
 
@@ -220,6 +221,7 @@ class Issuing:
             found += read.prompts
             if wanted.evaluation:
                 self._tell_of_overlap(read)
+                self._tell_of_passed(read, " of eval.data")
             else:
                 self._tell_of(read)
             if read.exhausted:
@@ -251,13 +253,16 @@ class Issuing:
             )
             self._owner.event("lengths_without_history", message, rows=read.rows, needed=needed)
         self._told_once = self._told_once or bool(read.rows)
+        self._tell_of_passed(read, "")
+
+    def _tell_of_passed(self, read: PromptsRead, of: str) -> None:
         passed = sum(read.passed.values())
-        if passed >= max(1, 2 * self._told_passed):
-            self._told_passed = passed
+        if passed >= max(1, 2 * self._told_passed[of]):
+            self._told_passed[of] = passed
             why = "; ".join(
                 f"{count:,} {reason}, first {read.first.get(reason, '?')}" for reason, count in read.passed.items()
             )
-            message = f"prompts passed over: {passed:,} of {read.seen:,} rows looked at so far ({why})"
+            message = f"prompts{of} passed over: {passed:,} of {read.seen:,} rows looked at so far ({why})"
             self._owner.event("prompts_passed_over", message, passed=passed, seen=read.seen, rows=read.rows, why=why)
 
 

@@ -135,7 +135,7 @@ def corrected(columns: TokenColumns, spec: LossSpec, level: Callable[[Tensor], T
         return bounded_exp(level(new - _anchor(columns, engine))), torch.zeros_like(before)
     if spec.correction == "tis":
         factor = truncated_ratio(level(new - engine), spec.importance_cap)
-        return factor, (level(before - engine) > math.log(spec.importance_cap)).to(before.dtype)
+        return factor, (level(new.detach() - engine) > math.log(spec.importance_cap)).to(before.dtype)
     keep, weight = _kept(columns, engine, spec)
     if spec.correction == "icepop":
         return bounded_exp(level(new - engine)) * keep, 1.0 - keep

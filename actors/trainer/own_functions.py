@@ -97,5 +97,5 @@ def _loaded(path: str, key: str) -> tuple[Callable[..., Any], str]:
 def _called(whose: str, function: Callable[..., Any], *arguments: object) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OwnFunctionFailed(f"{whose} raised {described(error)}; mend it and resume the run") from error

@@ -45,7 +45,9 @@ def _check_keys(job: JobConfig) -> list[Found]:
 def _check_filter(job: JobConfig) -> list[Found]:
     algorithm = job.algorithm
     if algorithm.filter == "none":
-        return []
+        wrong = "is set, but algorithm.filter is none, so a step reads its prompts once"
+        unused = [("algorithm.filter_batches", wrong, "Set algorithm.filter to spread, or remove it")]
+        return unused if is_set(algorithm, "filter_batches") else []
     found: list[Found] = []
     if job.sync.mode != "sync":
         wrong = f"{job.sync.mode} begins a step before it is known which prompts the one before it has used"
@@ -96,6 +98,9 @@ def _check_kl(job: JobConfig) -> list[Found]:
         keys = [key for key, usual in (("kl_kind", "k1"), ("kl_unbiased", False)) if getattr(algorithm, key) != usual]
         wrong = f"is set, but {algorithm.name} has the KL in its rewards, as k1"
         return [(f"algorithm.{key}", wrong, "Remove it, or choose another algorithm.name") for key in keys]
+    if algorithm.kl_unbiased and algorithm.kl_coefficient == 0:
+        wrong = "is set, but algorithm.kl_coefficient is 0, so there is no KL"
+        return [("algorithm.kl_unbiased", wrong, "Set algorithm.kl_coefficient above 0, or remove it")]
     if algorithm.kl_kind == "k1" and not algorithm.kl_unbiased:
         wrong = "k1 in the loss has a gradient that is 0 on average"
         return [("algorithm.kl_kind", wrong, "Set algorithm.kl_unbiased to true, or kl_kind to k2 or k3")]
@@ -107,6 +112,9 @@ def _check_correction(job: JobConfig) -> list[Found]:
     if algorithm.surrogate == "weighted" and algorithm.correction == "tis":
         wrong = f"tis, but {algorithm.name} bounds the same ratio by clip_high"
         found.append(("algorithm.correction", wrong, "Set it to none, icepop or sequence_mask, or remove it"))
+    if is_set(algorithm, "importance_cap") and algorithm.correction == "none":
+        wrong = "is set, but algorithm.correction is none"
+        found.append(("algorithm.importance_cap", wrong, "Set algorithm.correction, or remove it"))
     if is_set(algorithm, "importance_floor") and algorithm.correction != "icepop":
         wrong = f"is set, but algorithm.correction is {algorithm.correction}, which has no lower bound"
         found.append(("algorithm.importance_floor", wrong, "Set algorithm.correction to icepop, or remove it"))

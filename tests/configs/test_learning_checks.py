@@ -51,6 +51,13 @@ def test_a_job_that_was_written_down_is_the_same_once_read(name: str) -> None:
         ({"name": "reinforce_pp", "kl_kind": "k3"}, {}, "algorithm.kl_kind: is set, but reinforce_pp has the KL in"),
         ({"name": "ppo", "kl_unbiased": True}, {}, "algorithm.kl_unbiased: is set, but ppo has the KL in"),
         ({"name": "cispo", "correction": "tis"}, {}, "algorithm.correction: tis, but cispo bounds the same ratio"),
+        ({"kl_unbiased": True}, {}, "algorithm.kl_unbiased: is set, but algorithm.kl_coefficient is 0"),
+        (
+            {"correction": "none", "importance_cap": 7.0},
+            {},
+            "algorithm.importance_cap: is set, but algorithm.correction",
+        ),
+        ({"filter_batches": 3}, {}, "algorithm.filter_batches: is set, but algorithm.filter is none"),
         ({"importance_floor": 0.3}, {}, "algorithm.importance_floor: is set, but algorithm.correction is tis"),
         (
             {"correction": "icepop", "importance_cap": 0.4},

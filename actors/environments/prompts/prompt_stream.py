@@ -133,10 +133,11 @@ class PromptStream:
         if not seen.whole:
             return False
         if seen.kept == 0:
-            told = ", ".join(f"{count} {reason}" for reason, count in seen.why.items())
+            key = "eval.data" if self._name.startswith("eval.") else "data"
+            told = ", ".join(f"{count} {reason}" for reason, count in seen.why.items()).replace("data.", f"{key}.")
             first = f"; the first: {next(iter(seen.first.values()), '?')}"
             raise SourceUnreadable(
-                f"data.path {self._data.path or self._data.task}: none of the {seen.rows} prompts can be used "
+                f"{key}.path {self._data.path or self._data.task}: none of the {seen.rows} prompts can be used "
                 f"({told}; at most {self._longest} tokens){first}"
             )
         return self._data.epochs is not None and ordinal >= self._data.epochs * seen.kept

@@ -6,6 +6,9 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
+from actors.environments.errors import SourceUnreadable
 from actors.environments.prompts.evaluation_stream import EvaluationStream
 from actors.environments.prompts.overlap import Overlap
 from actors.environments.prompts.sources import open_all_sources
@@ -65,3 +68,14 @@ def test_of_an_environments_tasks_whole_rows_are_compared_since_prompts_may_be_e
     assert by_row.look(until_s=math.inf) and by_prompt.look(until_s=math.inf)
     assert (by_row.equal, by_prompt.equal) == (1, 1), "one game of two, and one prompt of one"
     assert len(by_row._held_out) == 2 and len(by_prompt._held_out) == 1
+
+
+def test_prompts_of_which_none_can_be_used_are_named_by_the_keys_of_the_evaluation(tmp_path: Path) -> None:
+    job = job_of(tmp_path, ["a"], ["bbbb"])
+    assert job.eval is not None
+    short = job.eval.data.model_copy(update={"max_prompt_tokens": 1})
+    job = job.model_copy(update={"eval": job.eval.model_copy(update={"data": short})})
+    make_tiny_model(job, tmp_path / "model")
+    stream = EvaluationStream(job, tmp_path / "model", tmp_path, open_all_sources(job))
+    with pytest.raises(SourceUnreadable, match=r"eval.data.path .*: none of the 1 .*longer than eval.data.max_prompt"):
+        stream.read(0, 1)

@@ -16,13 +16,16 @@ from actors.core.system import ActorSystem
 from actors.environments.prompts.prompt_source import PromptsNotRead, PromptsUnreadable
 from actors.jobs.job import Job
 from actors.protocol.batches import BatchIssued, DataEnded, IssueBatch, Progress, QueryProgress
+from actors.protocol.evaluations import NeedEvaluation
 from actors.protocol.failures import Acknowledged
 from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch
 from actors.protocol.metrics import Event
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.protocol.services import LookupService, RegisterService, ServiceFound
+from configs.evaluation_schema import EvaluationConfig
 from configs.limits import Limits
 from configs.schema import JobConfig, SchedulingConfig
+from configs.task_schema import DataConfig
 from supervisors.jobs.job_news import JobListener, JobNews
 from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
@@ -255,6 +258,22 @@ def test_rows_that_are_passed_over_are_told_with_the_first_and_again_when_they_a
     scene = play(answer, act)
     assert [event.fields["passed"] for event in scene.named("prompts_passed_over")] == [1, 2, 4]
     assert messages(scene)[0] == "prompts passed over: 1 of 10 rows looked at so far (1 refused, first row 3: no)"
+
+
+def test_rows_of_the_evaluation_that_are_passed_over_are_told_too() -> None:
+    def answer(_: int, question: ReadPrompts) -> Any:
+        told = {"passed": {"too long": 3}, "first": {"too long": "row 3"}} if question.evaluation else {}
+        return prompts(question, 2, exhausted=True, rows=5, checked=5, seen=5, **told)
+
+    async def act(scene: Scene, ref: Any, job: Job) -> None:
+        for version in (0, 1):
+            ref.tell(NeedEvaluation(job="j", version=version))
+            await until(lambda version=version: len(scene.issued) > version)
+
+    held_out = EvaluationConfig(data=DataConfig(path="x.jsonl"))
+    scene = play(answer, act, CONFIG.model_copy(update={"eval": held_out}))
+    told = "prompts of eval.data passed over: 3 of 5 rows looked at so far (3 too long, first row 3)"
+    assert messages(scene) == [told], "once"
 
 
 def test_data_that_have_been_replaced_since_the_run_began_are_told_of_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import torch
 
@@ -25,6 +27,10 @@ def without_gradient(columns: TokenColumns, spec: LossSpec) -> torch.Tensor:
 
 def raising(*_: object) -> None:
     raise RuntimeError("no such\n thing")
+
+
+def leaving(*_: object) -> None:
+    sys.exit(0)
 
 
 def ranks(rewards: np.ndarray, lengths: np.ndarray) -> list[float]:

@@ -132,6 +132,16 @@ def test_a_step_of_one_update_clips_no_fresh_token_and_cuts_what_the_engine_says
     assert cut.any()
 
 
+def test_a_token_is_counted_as_cut_exactly_where_its_weight_is_bounded_in_later_updates_too() -> None:
+    found = numbers(2)
+    moved = np.linspace(0.2, 1.2, 8)  # by the updates before, beside 0.3 by which trainer and engine differ
+    given = columns(found | {"old": found["new"] - moved, "engine": found["new"] - moved - 0.3})
+    losses = token_losses(given, spec_of("grpo", clip_low=1.0, clip_high=1e6, kl_coefficient=0.0))
+    (gradient,) = torch.autograd.grad(losses.loss.sum(), given.new)
+    bounded = torch.isclose(gradient.abs(), 2.0 * given.advantages.abs(), rtol=1e-9)
+    assert 0 < bounded.sum() < 8 and torch.equal(losses.cut.bool(), bounded)
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("name", RULES)
 def test_an_engines_last_bits_are_in_the_gradient_of_no_fresh_token(name: str, correction: str) -> None:

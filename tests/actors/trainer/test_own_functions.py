@@ -41,6 +41,7 @@ def test_an_own_loss_takes_the_place_of_the_surrogate_and_the_kl_term_is_added()
         ("without_gradient", "without gradient; compute them from columns.new"),
         ("raising", r"raised RuntimeError: no such thing \(own_code.py:\d+\); mend it"),
         ("ranks", "raised"),
+        ("leaving", "raised SystemExit"),
     ],
 )
 def test_a_loss_that_gives_no_losses_is_named_with_what_it_did(name: str, why: str) -> None:
