@@ -115,7 +115,7 @@ def credit_leaks_when_two_samples_end_at_once(replace: Replace) -> None:
 
 @planted
 def a_moved_sample_begins_again_at_its_prompt(replace: Replace) -> None:
-    right = dispatch._work
+    right = dispatch.work_of
 
     def work(*args: Any) -> Any:
         nothing = np.empty(0, np.int32)
@@ -126,12 +126,12 @@ def a_moved_sample_begins_again_at_its_prompt(replace: Replace) -> None:
             for prompt in right(*args)
         ]
 
-    replace(dispatch, "_work", work)
+    replace(dispatch, "work_of", work)
 
 
 @planted
 def a_moved_sample_is_assigned_without_its_last_token(replace: Replace) -> None:
-    right = dispatch._work
+    right = dispatch.work_of
 
     def work(*args: Any) -> Any:
         return [
@@ -142,7 +142,7 @@ def a_moved_sample_is_assigned_without_its_last_token(replace: Replace) -> None:
             for prompt in right(*args)
         ]
 
-    replace(dispatch, "_work", work)
+    replace(dispatch, "work_of", work)
 
 
 @caught_by(2)
