@@ -24,6 +24,7 @@ from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger, Outcome
 from actors.ledger.slots import Slots
 from actors.policies import assign
+from actors.protocol.job_news import NeedBatch
 from actors.protocol.tokens import TokenReport
 from actors.rollout.generation import Generation
 from actors.rollout.reports import Reports
@@ -356,9 +357,9 @@ def a_trainer_never_looks_for_another_weight_server(replace: Replace) -> None:
 
 @planted
 def a_batch_that_could_not_be_issued_is_given_up(replace: Replace) -> None:
-    async def issue(self: Issuing, step: int) -> None:
+    async def issue(self: Issuing, order: NeedBatch, key: tuple[int, int]) -> None:
         try:
-            await self._try(step)
+            await self._try(order)
         except AskError as error:
             self._ctx.log.warning("a batch is not issued", error=str(error))
 
