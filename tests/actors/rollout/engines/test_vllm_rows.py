@@ -14,7 +14,6 @@ import pytest
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput
-from actors.rollout.engines.vllm import engine as vllm_engine
 from actors.rollout.engines.vllm.core import CoreRows, rows_of
 from actors.rollout.engines.vllm.engine import VllmEngine
 from actors.rollout.engines.vllm.setup import groups_without_threads
@@ -91,7 +90,7 @@ def request(number: int, prompt: list[int], generated: list[int]) -> GenerationR
 
 async def scripted(monkeypatch: pytest.MonkeyPatch, core: Scripted, *, step_ms: object) -> VllmEngine:
     """One that has started, over ``core``."""
-    monkeypatch.setattr(vllm_engine, "_build", lambda _: (core, None))
+    monkeypatch.setattr(VllmEngine, "_build", lambda self, _: setattr(self, "_core", core))
     engine = VllmEngine()
     await engine.start(EngineSpec(model_path=Path("unused"), options={"step_ms": step_ms}))
     return engine
