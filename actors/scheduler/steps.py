@@ -254,7 +254,7 @@ class Steps:
         return scope.ledger.batches[commit.step], replay
 
     async def _make_known(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
-        """What follows once a commit is applied, then the next one may come."""
+        """Store a commit that is applied, and tell everybody; then the next one may come."""
         try:
             self._grants.close()
             if not replay:

@@ -18,6 +18,7 @@ from tests.actors.trainer.trainer_world import (
     World,
     grant,
     job_config,
+    run_to_end,
 )
 from tests.simulated import run_simulated
 
@@ -39,14 +40,6 @@ def world_of(directory: Path, *, seed: int = 0, steps: int = 3, **algorithm: obj
     trainer = {"backend": "simulated", "lr": 0.1, "micro_batch_tokens": 1000}
     job = job_config(steps, algorithm=keys, trainer=trainer, sync={"mode": "sync"})
     return World(directory, job=job, backend=Noting(), scheduler=ScriptedScheduler(steps, seed=seed))
-
-
-def run_to_end(world: World) -> None:
-    async def main() -> None:
-        await world.start()
-        await world.finish()
-
-    run_simulated(main())
 
 
 def weights_after(world: World) -> bytes:

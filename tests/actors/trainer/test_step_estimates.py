@@ -26,6 +26,7 @@ from tests.actors.trainer.trainer_world import (
     grant,
     grants,
     job_config,
+    run_to_end,
 )
 from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
@@ -190,14 +191,6 @@ def ppo_world(tmp_path: Path, **changes: object) -> World:
     algorithm |= changes.pop("algorithm", {})  # type: ignore[arg-type]
     job = job_config(algorithm=algorithm, **sections | changes)
     return World(tmp_path, job=job, backend=NotingCritic())
-
-
-def run_to_end(world: World) -> None:
-    async def main() -> None:
-        await world.start()
-        await world.finish()
-
-    run_simulated(main())
 
 
 def test_values_and_scores_are_asked_before_the_step_and_one_pass_follows(tmp_path: Path) -> None:

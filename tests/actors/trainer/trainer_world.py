@@ -32,6 +32,7 @@ from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCos
 from actors.trainer.trainer import Trainer
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -287,3 +288,13 @@ class World:
         await asyncio.sleep(0.01)
         await self.system.stop()
         return end
+
+
+def run_to_end(world: World) -> None:
+    """Start everything, and wait for the last step, in virtual time."""
+
+    async def main() -> None:
+        await world.start()
+        await world.finish()
+
+    run_simulated(main())
