@@ -18,6 +18,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -95,6 +96,8 @@ class VerifiersDriver(Driver):
             line = of.readline() if select.select([of], [], [], timeout_s)[0] else b""
         said = json.loads(line or b"{}")
         if "ready" not in said:
+            os.kill(guard, signal.SIGTERM)
+            os.waitpid(guard, 0)  # nobody else does, and whoever counts this process's children would find it
             raise EnvironmentRefused(self._why_not(said))
         return guard
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 
 from actors.environments.episodes.kinds import make_driver
@@ -35,3 +36,4 @@ def test_what_can_never_work_is_refused_with_a_sentence(environment: dict[str, A
     with pytest.raises(HeadraceError, match=r"environment|tool server") as caught:
         make_driver(job).trial()
     assert text in str(caught.value) and caught.value.permanent
+    assert not psutil.Process().children(), "what was started for the trial is gone and reaped"
