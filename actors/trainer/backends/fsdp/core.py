@@ -4,8 +4,8 @@
     step         norm over all ranks ─ AdamW on this rank's rows
 
 Invariants
-- Ranks make the same calls in the same order, and in each the same number of forward and backward passes: a rank without
-  a part of the micro-batch passes something of weight 0 through the model.
+- Ranks make the same calls in the same order, and in each of them as many forward and backward passes: a rank without a
+  part of the micro-batch passes something of weight 0 through the model.
 - All calls come from one thread.
 """
 
@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.fsdp import parts
@@ -56,22 +57,31 @@ class FsdpCore:
     def __init__(self, spec: BackendSpec, meeting: Meeting, rank: int, store: dist.Store | None = None) -> None:
         torch.set_num_threads(spec.threads)
         self._spec = spec
-        self._on_cpu = dataclasses.replace(spec, device="cpu")
         self.world: World = join(meeting, rank, spec.device, store)
-        self._offload = meeting.offload
-        model = load_model(spec.model_path, self._on_cpu)
-        shard(model, self.world, spec, offload=self._offload)
-        self.model = model
-        self.rows = Rows(model, spec.dtype)
-        self._replica = Replica(model, str(self.world.device))
+        try:
+            self.model = self._load(meeting.offload)
+            self._replica = Replica(self.model, str(self.world.device))
+            self._reference: ResponseLogits | None = None
+            if spec.needs_reference:
+                frozen = self._load(meeting.offload).requires_grad_(False)
+                self._reference = ResponseLogits(frozen, str(self.world.device))
+        except BaseException:
+            leave()
+            raise
+        self.rows = Rows(self.model, spec.dtype)
         self.adam = ShardedAdam(self.rows.parameters, spec, self.world)
-        self._reference = self._load_reference() if spec.needs_reference else None
         self.steps = 0
 
-    def _load_reference(self) -> ResponseLogits:
-        model = load_model(self._spec.model_path, self._on_cpu).requires_grad_(False)
-        shard(model, self.world, self._spec, offload=self._offload)
-        return ResponseLogits(model, str(self.world.device))
+    @property
+    def dtype(self) -> str:
+        """What the weights are published and computed in."""
+        return self._spec.dtype
+
+    def _load(self, offload: bool) -> nn.Module:
+        """Loaded on the CPU, as it was stored: a rank keeps a copy of its rows alone."""
+        model = load_model(self._spec.model_path, dataclasses.replace(self._spec, device="cpu"))
+        shard(model, self.world, self._spec, offload=offload)
+        return model
 
     def score(self, part: MicroBatch, temperature: float, reference: bool) -> np.ndarray:
         if not reference:

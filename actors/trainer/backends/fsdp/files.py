@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import nn
 
 from actors.protocol.weights import Manifest, TensorEntry
 from actors.trainer.backends.fsdp import parts
@@ -18,7 +17,7 @@ from actors.trainer.backends.torch.generation_defaults import as_it_was
 from actors.trainer.backends.torch.torch_backend import STATE_FILE, TENSOR_FILE, TorchBackend
 from actors.trainer.errors import CheckpointCorrupt
 from actors.weights.manifest import hash_chunks
-from actors.weights.memory import SegmentWriter, partial_path
+from actors.weights.memory import SegmentWriter
 
 if TYPE_CHECKING:
     from actors.trainer.backends.fsdp.core import FsdpCore
@@ -93,8 +92,8 @@ def read_state(directory: Path) -> Restore:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointCorrupt(f"{directory / STATE_FILE}: {error}; resume from another checkpoint") from error
     raise CheckpointCorrupt(
-        f"{directory}: holds the state of trainer.backend {kind!r}, and fsdp reads that of fsdp and torch; resume with the "
-        "job as it was, or begin a new run"
+        f"{directory}: holds the state of trainer.backend {kind!r}, and fsdp reads that of fsdp and torch; resume with "
+        "the job as it was, or begin a new run"
     )
 
 
@@ -107,10 +106,9 @@ def export(core: FsdpCore, rows: Path, directory: Path, model_path: Path) -> Non
         .view(entry.shape)
         for entry in core.rows.entries
     }
-    model: nn.Module = core.model
+    model: Any = core.model
     with as_it_was(model):
-        model.save_pretrained(directory, state_dict=weights, safe_serialization=True)  # type: ignore[operator]
+        model.save_pretrained(directory, state_dict=weights, safe_serialization=True)
+    model.config.dtype = getattr(torch, core.dtype)  # it was that of the master weights
+    model.config.save_pretrained(directory)
     copy_tokenizer(model_path, directory)
-
-
-__all__ = ["KIND", "clear", "described_segment", "empty_file", "export", "partial_path", "read_state", "write_state"]

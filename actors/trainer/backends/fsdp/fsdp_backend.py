@@ -99,8 +99,8 @@ class FsdpBackend:
         for rank, other in enumerate(others, 1):
             if rank < self._core.world.shards and other.host != host_id():
                 raise ModelNotLoadable(
-                    f"trainer.replicas: {self._replicas} of {self._size} ranks, so rank {rank} holds a part of the leader's "
-                    "copy of the weights, and it is on another machine; have a replica on each machine"
+                    f"trainer.replicas: {self._replicas} of {self._size} ranks, so rank {rank} holds a part of the "
+                    "leader's copy of the weights, and it is on another machine; have a replica on each machine"
                 )
 
     def stored_bytes(self) -> StoredBytes:
@@ -234,7 +234,7 @@ class FsdpBackend:
         asked = asyncio.ensure_future(self._ask(orders, kind, limit_s))
         try:
             mine, theirs = await asyncio.gather(own, asked)
-        except Exception:
+        except Exception:  # noqa: BLE001  whose error it is comes out below
             raise await self._cause(own, asked) from None
         return mine, theirs
 

@@ -1,7 +1,7 @@
 """Torch's AdamW over the rows of one rank: matrices decay, vectors do not, as in the torch backend.
 
-    gradient sums ─ norm over all ranks ─▶ sums / weight ─ clip ─ AdamW ─▶ rows
-                                       └▶ or left: not finite, on all ranks alike
+gradient sums ─ norm over all ranks ─▶ sums / weight ─ clip ─ AdamW ─▶ rows
+                                   └▶ or left: not finite, on all ranks alike
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ShardedAdam:
         self._world = world
         self._max_norm = spec.max_grad_norm
         groups: list[dict[str, Any]] = [
-            {"params": [own for _, own in parameters if own.dim() >= 2], "weight_decay": spec.weight_decay},  # noqa: PLR2004
-            {"params": [own for _, own in parameters if own.dim() < 2], "weight_decay": 0.0},  # noqa: PLR2004
+            {"params": [own for _, own in parameters if own.dim() >= 2], "weight_decay": spec.weight_decay},
+            {"params": [own for _, own in parameters if own.dim() < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
         self._adam = torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.adam_betas, fused=True)

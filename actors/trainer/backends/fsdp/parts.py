@@ -4,8 +4,8 @@
     trainer/shard-00001-model-…safetensors   rank 0's rows of ``master.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME``
     trainer/shard-00002-model-…safetensors   …
 
-Any number of ranks reads what any number has written: each reads the rows that it holds. A checkpoint of the torch backend
-is read as well: its one file is flat, so rows are a part of it.
+Any number of ranks reads what any number has written: each reads the rows that it holds. A checkpoint of the torch
+backend is read as well: its one file is flat, so rows are a part of it.
 
 DCP's usual plans and its ``.metadata`` are pickles. So each rank plans for itself, and the files say what is in them.
 """
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -30,6 +30,9 @@ from actors.protocol.weights import TensorEntry
 from actors.trainer.backends.fsdp.sharded_model import first_row, local
 from actors.trainer.backends.torch.adam import MOMENTS
 from actors.trainer.errors import CheckpointCorrupt
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+"""DCP says so whenever a rank plans for itself."""
 
 
 class _OwnPlan(DefaultSavePlanner):
@@ -78,8 +81,8 @@ def _check(directory: Path, found: Mapping[str, Any], state: Mapping[str, Tensor
         rows = sum(math.prod(chunk.sizes) for chunk in there.chunks)
         if rows < math.prod(there.size) or (there.size != own.shape and there.size[1:] == own.shape[1:]):
             raise CheckpointCorrupt(
-                f"{directory}: {name} has {rows} of {own.numel()} numbers: a rank's file is missing, or it is of another "
-                f"model than {model_path}; resume from another checkpoint"
+                f"{directory}: {name} has {rows} of {own.numel()} numbers: a rank's file is missing, or it is of "
+                f"another model than {model_path}; resume from another checkpoint"
             )
         if there.size != own.shape or there.properties.dtype != own.dtype:
             raise CheckpointCorrupt(
@@ -97,9 +100,9 @@ def load_flat(path: Path, state: dict[str, Tensor], entries: tuple[TensorEntry, 
     try:
         with safe_open(path, framework="pt") as file:
             _check_layout(path, (file.metadata() or {}).get("layout"), entries, model_path)
-            first_vector = next((e.offset_bytes for e in entries if len(e.shape) < 2), None)  # noqa: PLR2004
+            first_vector = next((e.offset_bytes for e in entries if len(e.shape) < 2), None)
             for entry in entries:
-                is_vector = first_vector is not None and len(entry.shape) < 2 and first_vector > 0  # noqa: PLR2004
+                is_vector = first_vector is not None and len(entry.shape) < 2 and first_vector > 0
                 before = first_vector if is_vector else 0
                 for kind in ("master", *MOMENTS):
                     own = state[f"{kind}.{entry.name}"]

@@ -3,8 +3,8 @@
     loaded on the CPU ─ fully_shard a layer, then the rest ─▶ rows in float32, the master weights
     forward, backward   rows gathered in the model's dtype, a layer at a time ─▶ gradients summed into rows, in float32
 
-Gradients are sums over the ranks, never means: what a rank computes is its share of one micro-batch. What is gathered is
-let go after every forward pass, also that of the root: kept, it would be older than the next step's weights.
+Gradients are sums over the ranks, never means: what a rank computes is its share of one micro-batch. What is gathered
+is let go after every forward pass, also that of the root: kept, it would be older than the next step's weights.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def shard(model: nn.Module, world: World, spec: BackendSpec, *, offload: bool) -
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # noqa: FBT003  gloo has no other sums
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no sums but these
     model.float()
 
 
 class Rows:
-    """Knows where this rank's rows lie in the segment: the bytes of a version are the same as those of a whole model."""
+    """Knows where this rank's rows lie in the segment, whose bytes are those that a whole model would have given."""
 
     def __init__(self, model: nn.Module, dtype: str) -> None:
         """``model`` may be sharded by now."""
@@ -68,7 +68,9 @@ class Rows:
             for entry, (_, own) in zip(self.entries, self.parameters, strict=True):
                 start, rows = first_row(own), local(own)
                 row_bytes = entry.length_bytes // max(1, entry.shape[0])
-                _write(descriptor, bytes_of(rows.to(self._dtype).reshape(-1).cpu()), entry.offset_bytes + start * row_bytes)
+                _write(
+                    descriptor, bytes_of(rows.to(self._dtype).reshape(-1).cpu()), entry.offset_bytes + start * row_bytes
+                )
         finally:
             os.close(descriptor)
 

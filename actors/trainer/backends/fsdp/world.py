@@ -3,8 +3,8 @@
     leader     opens a store on its machine ─▶ Begin(host, port) ─▶ followers
     all        join: process group over that store ─▶ mesh [replicas, shards]
 
-gloo carries what lies in the CPU's memory, nccl what lies on CUDA. A process is in one world at a time; whoever joins it
-once more shares it, and the last to leave ends it.
+gloo carries what lies in the CPU's memory, nccl what lies on CUDA. A process is in one world at a time; whoever joins
+it once more shares it, and the last to leave ends it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _users: int = 0
 
 def join(meeting: Meeting, rank: int, device: str, store: dist.Store | None = None) -> World:
     """Wait until all ranks of the meeting are there. ``store``: the leader's own."""
-    global _users  # noqa: PLW0603  as the process group, which is the process's
+    global _users
     if not dist.is_initialized():
         if meeting.host == LOOPBACK:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -102,7 +102,7 @@ def join(meeting: Meeting, rank: int, device: str, store: dist.Store | None = No
 
 def leave() -> None:
     """The last one ends the process group."""
-    global _users  # noqa: PLW0603
+    global _users
     _users -= 1
     if _users == 0 and dist.is_initialized():
         dist.destroy_process_group()
