@@ -162,6 +162,14 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)"),
         ("actors/trainer/backends/torch/torch_backend.py", "TorchBackend._run",
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
+        ("actors/trainer/backends/fsdp/fsdp_backend.py", "FsdpBackend._run",
+         "asyncio.get_running_loop().run_in_executor(self._thread, work, *args)"),
+    ],
+    "an order of a leader's, who waits no longer than its limit and ends the group; ranks' exchanges have a limit": [
+        ("actors/trainer/backends/fsdp/follower.py", "FsdpFollower.serve",
+         "asyncio.get_running_loop().run_in_executor(self._thread, self._obey, decoded)"),
+        ("actors/trainer/backends/fsdp/follower.py", "FsdpFollower.close",
+         "asyncio.get_running_loop().run_in_executor(self._thread, core.close)"),
     ],
     "a move of a service's state: Residency._move ends it at limits.service_move_timeout_s": [
         ("actors/train_service/residency.py", "Residency._move", "asyncio.shield(task)"),

@@ -30,7 +30,7 @@ from actors.ranks.errors import RankLost
 from actors.ranks.followers import Followers
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
 from actors.trainer.backends.fsdp import files
-from actors.trainer.backends.fsdp.core import FsdpCore, nothing
+from actors.trainer.backends.fsdp.core import FsdpCore
 from actors.trainer.backends.fsdp.orders import (
     Answer,
     Begin,
@@ -40,6 +40,7 @@ from actors.trainer.backends.fsdp.orders import (
     WriteRows,
     decode_answer,
     encode,
+    nothing,
 )
 from actors.trainer.backends.fsdp.world import LOOPBACK, open_store
 from actors.trainer.backends.remote_errors import error_of

@@ -18,6 +18,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from actors.trainer.backends.fsdp.orders import Meeting
@@ -26,10 +27,10 @@ LOOPBACK: Final = "127.0.0.1"
 REPLICATE, SHARD = "replicate", "shard"
 
 
-def open_store(host: str, timeout_s: float) -> dist.TCPStore:
+def open_store(host: str, timeout_s: float) -> TCPStore:
     """The store at which the ranks meet, on a port of the system's choice of the address ``host``."""
     listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    return dist.TCPStore(
+    return TCPStore(
         host,
         listening.getsockname()[1],
         is_master=True,
@@ -79,14 +80,14 @@ class World:
 _users: int = 0
 
 
-def join(meeting: Meeting, rank: int, device: str, store: dist.Store | None = None) -> World:
+def join(meeting: Meeting, rank: int, device: str, store: Store | None = None) -> World:
     """Wait until all ranks of the meeting are there. ``store``: the leader's own."""
     global _users
     if not dist.is_initialized():
         if meeting.host == LOOPBACK:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         timeout = timedelta(seconds=meeting.timeout_s)
-        store = store or dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+        store = store or TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
         kind = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         if device != "cpu":
             torch.cuda.set_device(rank % torch.cuda.device_count())
