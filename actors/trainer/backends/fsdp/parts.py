@@ -76,6 +76,8 @@ def load(directory: Path, state: dict[str, Tensor], model_path: Path) -> None:
 
 
 def _check(directory: Path, found: Mapping[str, Any], state: Mapping[str, Tensor], model_path: Path) -> None:
+    if more := sorted(set(found) - set(state)):
+        raise CheckpointCorrupt(f"{directory}: holds {more[0]}, so it is of another model than {model_path}")
     for name, own in state.items():
         there = found.get(name)
         if not isinstance(there, TensorStorageMetadata):
