@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +42,8 @@ class FsdpCore:
     """Holds this rank's rows of the model. Made in the thread that calls it, at the same time on all ranks."""
 
     def __init__(self, spec: BackendSpec, meeting: Meeting, rank: int, store: Store | None = None) -> None:
-        torch.set_num_threads(spec.threads)
+        torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
+        torch.manual_seed(spec.seed)
         self._spec = spec
         self.world: World = join(meeting, rank, spec.device, store)
         try:

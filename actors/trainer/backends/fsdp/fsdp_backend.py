@@ -79,6 +79,9 @@ class FsdpBackend:
         self._core: FsdpCore | None = None
         self._model_path = Path()
         self._segments = SegmentWriter()
+        self._helper: ThreadPoolExecutor | None = None
+        """Makes room for the next version while this one is trained on."""
+        self._next_segment: tuple[Path, int] | None = None
 
     @property
     def _size(self) -> int:
@@ -89,6 +92,7 @@ class FsdpBackend:
             if value is not None:
                 raise ModelNotLoadable(f"trainer.backend: fsdp trains whole policies, and not with {key}; use torch")
         self._thread = ThreadPoolExecutor(1, "train")
+        self._helper = ThreadPoolExecutor(1, "segments")
         self._model_path = spec.model_path
         timeout_s = self._limits.train_step_timeout_s
         store = await self._run(open_store, self._host, timeout_s)
@@ -132,6 +136,9 @@ class FsdpBackend:
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         check_batch(batch, batch.loss_weight != 0)
         core, (mine, *others) = self._open, self._parts(batch, shares(batch, self._size))
+        if self._next_segment is not None and self._helper is not None:  # others have pulled the last one by now
+            self._helper.submit(self._segments.prepare, *self._next_segment)
+            self._next_segment = None
         own, answers = await self._together(
             partial(core.accumulate, mine, loss),
             [Accumulate(part, loss) for part in others],
@@ -169,7 +176,9 @@ class FsdpBackend:
             tensors=rows.entries,
             writer=self._segments,
         )
-        return await self._run(describe)
+        manifest = await self._run(describe)
+        self._next_segment = path, rows.total_bytes
+        return manifest
 
     async def _write_rows(self, path: Path, limit_s: float) -> None:
         await self._together(partial(self._open.write_rows, path), WriteRows(str(path)), Finished, limit_s)
@@ -205,7 +214,10 @@ class FsdpBackend:
                 if core is not None:
                     await self._run(core.close)
         self._thread.shutdown(wait=False)
-        self._segments.close()
+        if self._helper is not None:
+            self._helper.submit(self._segments.close)
+            self._helper.shutdown(wait=False)
+            self._helper = None
         if self._followers is not None:
             await self._followers.close()
             self._followers = None
