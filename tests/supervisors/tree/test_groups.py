@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.supervisors.tree.test_supervisor import LIMITS, House
 class GroupHouse(House):
     """``a`` stands alone; ``f`` and ``l`` are a group, of which ``l`` leads."""
 
-    def __init__(self, names: str = "afl", **options: object) -> None:
+    def __init__(self, names: str = "afl", **options: Any) -> None:
         super().__init__(Strategy.ONE_FOR_ONE, names, **options)
 
     def spec(self, name: str) -> ChildSpec:
