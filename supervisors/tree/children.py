@@ -55,6 +55,9 @@ class ChildSpec:
     """Deadline of an orderly stop; then it is killed."""
     ready_s: float = DEFAULT_LIMITS.ready_timeout_s
     """Deadline from start to ready."""
+    group: str = ""
+    """Name of the group that it shares its fate with, under one_for_one: the end of one stops the others, and all start
+    at once, none waiting for another to be ready. The last of them in the children's order stops first."""
 
 
 def actor_child(
