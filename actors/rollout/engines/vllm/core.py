@@ -15,6 +15,7 @@ Why EngineCore and not AsyncLLM: ``docs/decisions/0009-vllm-engine-core.md``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import shutil
@@ -29,7 +30,7 @@ from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, WeightTensors
 from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.vllm.adapters import Adapters
-from actors.rollout.engines.vllm.ranks import Place
+from actors.rollout.engines.vllm.ranks import Place, without_shared_memory
 from actors.rollout.engines.vllm.setup import (
     brief,
     engine_config,
@@ -114,7 +115,8 @@ class VllmCore:
 
         config = engine_config(spec, {} if place is None else place.engine_arguments())
         executor = InProcessExecutor if place is None else place.executor()
-        with thread_setting_kept(spec.threads), groups_without_threads():
+        queues = contextlib.nullcontext() if place is None else without_shared_memory()
+        with thread_setting_kept(spec.threads), groups_without_threads(), queues:
             try:
                 return EngineCore(config, executor, log_stats=False)
             except (ValueError, KeyError, AssertionError, OSError, RuntimeError) as error:

@@ -82,6 +82,20 @@ class Place:
         return RankExecutor
 
 
+@contextlib.contextmanager
+def without_shared_memory() -> Iterator[None]:
+    """Keep vLLM from making queues in shared memory: nobody uses them here, and they outlive a rank that is killed."""
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    name = "create_from_process_group"
+    made = MessageQueue.__dict__[name]
+    setattr(MessageQueue, name, staticmethod(lambda *_, **__: None))
+    try:
+        yield
+    finally:
+        setattr(MessageQueue, name, made)
+
+
 def goes_on(decision: bool | None) -> bool:
     """What the leader has decided, in every rank; followers say None."""
     import torch

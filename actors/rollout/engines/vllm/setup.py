@@ -266,7 +266,7 @@ def groups_without_threads() -> Iterator[None]:
     """Let torch.distributed make groups of one member without a transport, and without its thread.
 
     vLLM makes a dozen gloo groups, of which each has a thread that wakes a hundred times a second; all together they
-    took three percent of a core. One device has nobody to talk to, and the group that is called fake does just that.
+    took three percent of a core. A member alone has nobody to talk to, and the group that is called fake does just that.
     """
     import torch.testing._internal.distributed.fake_pg  # noqa: F401 - makes it known to torch
     from torch import distributed
@@ -274,7 +274,7 @@ def groups_without_threads() -> Iterator[None]:
     new_group: Callable[..., Any] = distributed.new_group
 
     def without_thread(ranks: Any = None, *args: Any, backend: str | None = None, **rest: Any) -> Any:
-        alone = backend == "gloo" and distributed.get_world_size() == 1
+        alone = backend == "gloo" and (distributed.get_world_size() if ranks is None else len(ranks)) == 1
         return new_group(ranks, *args, backend="fake" if alone else backend, **rest)
 
     distributed.new_group = without_thread
