@@ -68,8 +68,8 @@ class Sender(NamedTuple):
 def sender_of(name: str) -> Sender:
     """``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``, ``head.service.<name>``.
 
-    What ends in ``.rank<n>`` follows whoever has the name before that. A node's name has no dot; a job's may. A training
-    service is called as no actor of a job is.
+    What ends in ``.rank<n>`` follows whoever has the name before that. A node's name has no dot; a job's may. A
+    training service is called as no actor of a job is.
     """
     leader = leader_of(name)
     if leader != name:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +46,8 @@ class Rank(RegisteredActor):
         self._number = 0
         self._done: asyncio.Future[np.ndarray] | None = None
         """Answer to the order of that number."""
+        self._askers = 0
+        """Number of handlers that wait for it."""
         self._leaving: asyncio.Task[Any] | None = None
 
     async def on_start(self) -> None:
@@ -127,14 +129,22 @@ class Rank(RegisteredActor):
         elif message.number != self._number or self._done is None:
             said = "is still at it" if under_way else "is done"
             raise NotItsTurn(f"{self._args.name} is given order {message.number}; {self._number} {said}")
-        return RankDone(
-            number=message.number, result=await asyncio.shield(cast("asyncio.Future[np.ndarray]", self._done))
-        )
+        self._askers += 1
+        try:
+            return RankDone(number=message.number, result=await asyncio.shield(self._done))
+        finally:
+            self._askers -= 1
 
     async def _serve(self, order: bytes, done: asyncio.Future[np.ndarray]) -> None:
-        """What it raises ends this actor, and is told to whoever asked."""
-        result = await self._follower.serve(order)
-        done.set_result(np.frombuffer(result, np.uint8))
+        """What it raises ends this actor, by the handler that waits, so that the leader is told it; else at once."""
+        try:
+            result = await self._follower.serve(order)
+        except Exception as error:
+            if not self._askers:
+                raise
+            done.set_exception(error)
+        else:
+            done.set_result(np.frombuffer(result, np.uint8))
 
 
 def follower_of(kind: str, rank: int, size: int) -> Follower:
