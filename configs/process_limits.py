@@ -115,6 +115,22 @@ class ProcessLimits(BaseModel):
         le=19,
         description="role processes give way to heads and node agents, whose work is small and urgent",
     )
+    rank_leader_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="from a follower's start to its leader's first word; the leader starts at the same time, and may "
+        "compile or load before; then the follower ends",
+    )
+    rank_orphan_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="a follower outlives its leader by this at most; a supervisor that lives ends both at once",
+    )
+    rank_patience_s: float = Field(
+        default=3.0,
+        gt=0,
+        description="a follower that cannot be reached for this long is lost; a link that broke is there again sooner",
+    )
     health_check_s: float = Field(default=0.25, description="how often a node agent judges its processes")
     stopped_grace_s: float = Field(
         default=0.8, description="a process stopped by a signal for longer is hung; with the check < 2 s"
