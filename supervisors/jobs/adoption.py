@@ -39,7 +39,7 @@ async def adopt(context: Context, nodes: Nodes, process: str, actor: str) -> Run
             context.log.warning("a node agent does not answer; its processes are not adopted", why=str(error))
             continue
         if found is not None:
-            nodes.place(process, node.name)
+            nodes.place(process, node.name, found.devices)
             what = (node.name, found.pid, found.incarnation, found.addresses)
             return running_process(context, node.agent, process, actor, *what, adopted=True)
     return None

@@ -28,6 +28,7 @@ from actors.weights.segments import run_id
 from configs.schema import JobConfig
 from supervisors.jobs.adoption import adopt
 from supervisors.jobs.capacity_target import CapacityTarget, Prices, prices_of
+from supervisors.jobs.device_needs import devices_wanted
 from supervisors.jobs.elastic_pool import ElasticPool
 from supervisors.jobs.functions import Functions
 from supervisors.jobs.job_news import JobNews
@@ -242,10 +243,14 @@ class JobTree:
             told = args
             if role == "trainer" and self._service is not None:  # it listens elsewhere in each of its lives
                 told = msgspec.structs.replace(args, service=await self._service())
-            node = await self._nodes.choose(process, place, self._job.cluster.wait_s)
+            wanted = devices_wanted(self._job, role)
+            node = await self._nodes.choose(process, place, self._job.cluster.wait_s, devices=wanted or 0)
+            devices = None if wanted is None else self._nodes.devices_of(process)
+            if devices:
+                self._news.record("devices_given", child=name, node=node.name, devices=",".join(devices))
             return await start_process(
                 context, node.agent, told, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits,
-                may_stay=role == "rollout" and self._is_lent,
+                may_stay=role == "rollout" and self._is_lent, devices=devices,
             )  # fmt: skip
 
         ready_s = limits.ready_timeout_s + self._job.cluster.wait_s
