@@ -115,6 +115,7 @@ def test_the_command_line_is_frozen() -> None:
         "ctl service drain": ["--json", "name"],
         "ctl service remove": ["--json", "name"],
         "ctl tree": ["--job", "--json"],
+        "ctl nodes": ["--json"],
         "ctl stalls": ["--json", "--longer-than"],
         "ctl dead-letters": ["--json"],
         "ctl metrics": ["--job", "--json", "--last"],
@@ -531,6 +532,8 @@ def test_ctl_speaks_every_verb_in_tables_and_in_json(run_dir: Path) -> None:
     assert {"name", "role", "node", "pid", "state", "incarnation", "restarts"} <= set(tree[0])
     assert json.loads(invoke("ctl", "--control", str(run_dir), "--json", "tree").stdout) == tree
     assert "rollout-0" in ctl("tree").stdout
+    assert json.loads(ctl("nodes", "--json").stdout)[0]["free"] == ["1"]
+    assert "0: demo.trainer; 1: -" in ctl("nodes").stdout
     assert "demo" in ctl("jobs").stdout
     assert "state paused" in ctl("pause").stdout
     assert "state running" in ctl("resume", "demo").stdout

@@ -6,6 +6,7 @@
 Invariants
 - A process is adopted whole or not at all: once the agent has answered, its end is told to the new owner.
 - Processes that were not ready when their owner died are none: their agent ends them.
+- Who runs keeps its devices, and nobody else is given them meanwhile.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ async def adopt(context: Context, nodes: Nodes, process: str, actor: str) -> Run
         try:
             agent = context.ref(node.agent)
             listed = await agent.ask(ListProcesses(), ProcessList)
+            nodes.heard(node.name, {info.name: info.devices for info in listed.processes})
             if _ready(listed, process) is None:
                 continue
             found = _ready(await agent.ask(AdoptProcesses(names=(process,)), ProcessList), process)

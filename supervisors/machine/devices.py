@@ -8,8 +8,8 @@
 
 Invariants
 - A device is called what ``CUDA_VISIBLE_DEVICES`` calls it: a number, or an id such as ``GPU-…`` or ``MIG-…``.
-- Numbers go by the bus, as nvidia-smi shows them, and processes are told so; in a ``CUDA_VISIBLE_DEVICES`` that was there
-  before they keep the meaning that they had.
+- Numbers go by the bus, as nvidia-smi shows them, and processes are told so; those in a ``CUDA_VISIBLE_DEVICES`` that
+  was there before keep their meaning.
 - Where no devices are known, no process's environment is changed: what torch finds there is found as without us.
 """
 

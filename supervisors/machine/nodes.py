@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.core.actor import Actor, handles
@@ -278,6 +278,20 @@ class Nodes(Actor):
         if (node := self._nodes.get(name)) is not None:
             node.put(process, group)
             node.devices.enter(process, devices)
+
+    def heard(self, name: str, running: Mapping[str, Collection[str]]) -> None:
+        """What the agent of that node says of its processes and their devices, also of those that nobody has adopted.
+
+        Else a head's next life would give their devices away as free before it has come to them.
+        """
+        if (node := self._nodes.get(name)) is None:
+            return
+        users = {process for users in node.devices.users.values() for process in users}
+        for process in users - node.placed.keys() - running.keys():
+            node.devices.release(process)
+        for process, devices in running.items():
+            if process not in node.placed:
+                node.devices.enter(process, devices)
 
     def devices_of(self, process: str) -> tuple[str, ...] | None:
         """Devices that ``process`` was given where it was placed; None: its node has none to give."""
