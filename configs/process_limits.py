@@ -210,6 +210,12 @@ class ProcessLimits(BaseModel):
         default=10.0, description="a job's nodes join a restarted head again; later it goes on without them"
     )
     node_slots_max: int = Field(default=100_000, description="rollout workers of one machine; it says how many")
+    node_devices_max: int = Field(
+        default=128, description="devices of one machine, as it says; 16 GPUs in 7 instances (MIG) each are 112"
+    )
+    device_search_s: float = Field(
+        default=30.0, description="nvidia-smi -L; where the driver is not kept loaded it takes a second a device"
+    )
     cut_off_nodes: int = Field(
         default=256, description="unreachable machines that a head remembers: they may come back with what they run"
     )

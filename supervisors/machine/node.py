@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,8 +47,10 @@ HEAD_ENDED: Final = "the head has ended"
 class Membership(RegisteredActor):
     """Keeps this node in the head's register. It crashes with HeadLost when the head stays away."""
 
-    def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str) -> None:
-        self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
+    def __init__(
+        self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str, devices: Sequence[str] = ()
+    ) -> None:
+        self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind, devices=tuple(devices))
         self._first = head
         self._leaving = False
         self._head_ended = False
@@ -153,7 +156,8 @@ class NodeProcess:
         agent = await system.spawn("agent", self._agent)
         await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
         there = ActorAddress("nodes", head, self._join)
-        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind)
+        devices = self._machine.devices.ids
+        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind, devices)
         await system.spawn("membership", self._membership)
 
     async def _connect(self, system: ActorSystem) -> PeerId:
