@@ -95,6 +95,12 @@ class ProcessLimits(BaseModel):
     )
     backoff_first_s: float = Field(default=0.1, description="pause before what failed is tried again, at first")
     backoff_max_s: float = Field(default=10.0, description="the pause doubles up to this")
+    machine_retry_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="pause after a cluster's machine failed: it asks a scheduler that others use, too",
+    )
+    machine_retry_max_s: float = Field(default=300.0, description="that pause doubles up to this")
     start_attempts_max: int = Field(
         default=3, description="a child that was never ready is not tried more often in a row"
     )
