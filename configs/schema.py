@@ -61,6 +61,9 @@ class RolloutConfig(Section):
     """Sequences decoded together by one worker."""
     threads: NonNegativeInt = 0
     """Torch threads per worker; 0: cores (in async mode half of them) divided by workers."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks of each worker that compute every step together, each in a process of its own with a part of every layer,
+    all on one machine. For a model that one device cannot hold. Above 1 with ``engine: vllm`` only."""
     in_flight: Literal["keep", "recompute"] = "recompute"
     """What a weight update does to running sequences: keep their KV cache, or prefill it anew."""
     length_ranking: Literal["none", "history", "siblings", "learned"] = "none"

@@ -38,10 +38,11 @@ from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.requests import ended_before_start
 from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.engines.vllm.setup import step_seconds
-from actors.rollout.errors import EngineError, RequestRefused, WeightsMismatch
+from actors.rollout.errors import EngineError, EngineUnavailable, RequestRefused, WeightsMismatch
 
 if TYPE_CHECKING:
     from actors.rollout.engines.vllm.core import CoreRows, VllmCore
+    from actors.rollout.engines.vllm.ranks import Place
     from actors.rollout.engines.vllm.weights import Expected
 
 T = TypeVar("T")
@@ -74,6 +75,8 @@ class VllmEngine:
         self._spec: EngineSpec | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._core: VllmCore | None = None
+        self._place: Place | None = None
+        """Place among the ranks that compute together; None: this one computes alone."""
         self._expected: Expected | AdapterTensors | None = None
         self._version = 0
         self._loads = 0
@@ -93,6 +96,11 @@ class VllmEngine:
     # ------------------------------------------------------------ life
 
     async def start(self, spec: EngineSpec) -> None:
+        if spec.tensor_parallel > 1 and self._place is None:
+            raise EngineUnavailable(
+                f"rollout.tensor_parallel is {spec.tensor_parallel}, and this engine has no other ranks: it is started "
+                "as a worker's whole group"
+            )
         self._spec = spec
         self._step_s = step_seconds(spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
@@ -111,7 +119,7 @@ class VllmEngine:
         from actors.rollout.engines.vllm.core import VllmCore
 
         self._expected = expected_of(spec)
-        self._core = VllmCore(spec, self._expected)
+        self._core = VllmCore(spec, self._expected, self._place)
 
     async def close(self) -> None:
         core, self._core = self._core, None
@@ -185,10 +193,7 @@ class VllmEngine:
     # ------------------------------------------------------------ a step
 
     async def step(self) -> StepOutput:
-        if self._torn:
-            raise EngineError(f"the weights are torn ({self._torn}); a load must succeed before the next step")
-        if self._asleep:
-            raise EngineError("the vLLM engine is asleep; wake it first")
+        self._check_step()
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._hurried = False
@@ -198,6 +203,12 @@ class VllmEngine:
         output = self._columns.take(self._version, ended - began)
         self._count(began, ended, len(output.tokens), steps)
         return output
+
+    def _check_step(self) -> None:
+        if self._torn:
+            raise EngineError(f"the weights are torn ({self._torn}); a load must succeed before the next step")
+        if self._asleep:
+            raise EngineError("the vLLM engine is asleep; wake it first")
 
     def hurry(self) -> None:
         """Read by the engine's thread behind each step of vLLM's."""
@@ -210,9 +221,13 @@ class VllmEngine:
         began_s = perf_counter()
         while self._by_core_id:
             steps.append(self._live_core.step())
-            if steps[-1].ended or self._hurried or perf_counter() - began_s >= self._step_s:
+            if not self._goes_on(bool(steps[-1].ended), perf_counter() - began_s):
                 break
         return steps
+
+    def _goes_on(self, ended: bool, seconds: float) -> bool:
+        """Whether the step of ours, which has lasted so long and may have ended something, takes one more of vLLM's."""
+        return not (ended or self._hurried or seconds >= self._step_s)
 
     def _sync_core(self) -> None:
         """Bring vLLM's queue up to date with what add and abort have noted."""
@@ -302,15 +317,20 @@ class VllmEngine:
         *,
         in_flight: Literal["keep", "recompute"],
     ) -> None:
+        self._check_load(tensors, dtypes)
+        await self._run(self._load_on_thread, tensors, policy_version, in_flight)
+
+    def _check_load(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
         if self._asleep:
             raise EngineError("the vLLM engine is asleep; wake it before weights are loaded")
-        await self._run(self._load_on_thread, tensors, dict(dtypes), policy_version, in_flight)
-
-    def _load_on_thread(
-        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, in_flight: str
-    ) -> None:
         assert self._expected is not None
         self._expected.check(tensors, dtypes)
+
+    def _all_agree(self, well: bool) -> bool:
+        """Whether something has gone well in every rank, told how it has gone in this one."""
+        return well
+
+    def _load_on_thread(self, tensors: WeightTensors, policy_version: int, in_flight: str) -> None:
         core = self._live_core
         if core.adapters is not None and in_flight == "keep" and self._by_core_id:
             raise EngineError(
@@ -319,7 +339,8 @@ class VllmEngine:
         can_undo = not self._torn
         self._torn = "a load is under way"
         try:
-            core.load(tensors, name=f"{policy_version}.{self._loads + 1}", can_undo=can_undo)
+            name = f"{policy_version}.{self._loads + 1}"
+            core.load(tensors, name=name, can_undo=can_undo, all_agree=self._all_agree)
         except Exception as error:
             self._torn = "" if can_undo else "the last load failed"
             raise WeightsMismatch(
@@ -350,13 +371,16 @@ class VllmEngine:
         vLLM's own sleep on a CPU reports success and does nothing, so there level 1 frees the cache's storage and
         level 2 takes the whole engine down. Unfinished sequences are prefilled anew after ``wake``.
         """
+        self._check_level(level)
+        if not self._asleep:
+            await self._run(self._sleep_on_thread, level)
+            self._asleep = level
+
+    def _check_level(self, level: int) -> None:
         if level not in (1, 2):
             raise EngineError(
                 f"sleep level {level} is unknown; use 1 (weights kept on the host) or 2 (weights dropped)"
             )
-        if not self._asleep:
-            await self._run(self._sleep_on_thread, level)
-            self._asleep = level
 
     def _sleep_on_thread(self, level: int) -> None:
         core = self._live_core
