@@ -37,6 +37,7 @@ from supervisors.tree.errors import HeadLost
 from transport.address import ActorAddress, PeerId
 from transport.endpoints import check_dialed, is_loopback, split_key
 from transport.errors import HandshakeRefused, InsecureBind, LinkTimeout
+from transport.own_address import address_towards
 from transport.zmq.handshake import NAME_IS_TAKEN
 from transport.zmq.own_keys import directory_or_own
 from transport.zmq.security import load_keys
@@ -243,14 +244,17 @@ def check_join(join: str, keys: Path | None) -> None:
 
 
 def _is_here(join: str) -> bool:
-    host = join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
-    return not join.startswith("tcp://") or is_loopback(host)
+    return not join.startswith("tcp://") or is_loopback(_host_of(join))
+
+
+def _host_of(join: str) -> str:
+    return join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
 
 
 def _listen_beside(join: str, name: str) -> str:
-    """A private directory or loopback for a head on this machine, else every interface; TCP has keys."""
+    """A private directory or loopback for a head on this machine, else the interface towards it; TCP has keys."""
     if join.startswith("memory://"):
         return f"memory://{name}"
     if join.startswith("ipc://"):
         return "ipc://*"
-    return "tcp://127.0.0.1:*" if _is_here(join) else "tcp://0.0.0.0:*"
+    return f"tcp://{'127.0.0.1' if _is_here(join) else address_towards(_host_of(join))}:*"
