@@ -233,6 +233,11 @@ class Limits(EnvironmentLimits):
     # trainer
     train_step_timeout_s: float = Field(default=3600.0, description="one micro-batch; first calls may compile")
     checkpoint_timeout_s: float = Field(default=600.0, description="one checkpoint")
+    rank_settle_s: float = Field(
+        default=5.0,
+        description="one rank of a backend has failed: so long the others are waited for, that the error told is that of "
+        "whoever failed first and not of those who waited for it",
+    )
     service_move_timeout_s: float = Field(
         default=600.0,
         description="a training service: a job's state is in another tier (memory, host, disk) within this time, those "

@@ -45,6 +45,7 @@ class Managed:
             health=str(self.detector.health(now_s)),
             addresses=self.report.addresses if self.report else {},
             loop_lag_s=self.loop_lag_s,
+            devices=self.order.devices or (),
         )
 
 

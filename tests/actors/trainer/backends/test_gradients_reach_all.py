@@ -24,9 +24,6 @@ from actors.trainer.batching import pad
 from tests.actors.trainer.random_samples import random_sample
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
-"""It warns of operations in place on what a layer returns; nothing here does that."""
-
 
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
