@@ -63,7 +63,7 @@ class LeadingEngine(RankedEngine):
         if spec.tensor_parallel != size:
             raise EngineUnavailable(f"rollout.tensor_parallel is {spec.tensor_parallel}, and {size} ranks are there")
         with ranks.rendezvous(size) as directory:
-            silence_s = self._limits.engine_step_s
+            silence_s = max(self._limits.engine_step_s, self._limits.ready_timeout_s)
             self.take_place(ranks.Place(rank=ranks.LEADER, size=size, directory=directory, silence_s=silence_s))
             begin = Begin(spec=spec, directory=directory, silence_s=silence_s)
             await self._built(begin, super().start(spec))
@@ -177,7 +177,9 @@ class LeadingEngine(RankedEngine):
 
     def _lose(self, why: str, error: Exception | None = None) -> NoReturn:
         self._lost = why
-        raise (error if isinstance(error, RankLost) else RankLost(why)) from error
+        if isinstance(error, RankLost):
+            raise error
+        raise RankLost(why) from error
 
 
 async def _or_refusal(own: Awaitable[T]) -> T | EngineError:
