@@ -119,7 +119,7 @@ class Nodes(Actor):
 
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
-        _check_offer(message, self.ctx.limits)
+        check_offer(message, self.ctx.limits)
         self._check_own(message.node, message.agent)
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
@@ -321,7 +321,7 @@ def _is_of(node: Node, kind: str) -> bool:
     return kind == "spread" or node.local == (kind == "local")
 
 
-def _check_offer(offer: JoinCluster, limits: Limits) -> None:
+def check_offer(offer: JoinCluster, limits: Limits) -> None:
     """Raises:
     NodeRefused: it cannot be a machine of this head.
     """
