@@ -47,8 +47,11 @@ HEAD_ENDED: Final = "the head has ended"
 class Membership(RegisteredActor):
     """Keeps this node in the head's register. It crashes with HeadLost when the head stays away."""
 
-    def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str) -> None:
+    def __init__(
+        self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str, options: NodeOptions
+    ) -> None:
         self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
+        self._options = options
         self._first = head
         self._leaving = False
         self._head_ended = False
@@ -59,7 +62,7 @@ class Membership(RegisteredActor):
         await self.register()
 
     async def introduce(self, hub: ActorRef) -> None:
-        await hub.ask(self._offer, Joined)
+        self._options.neighbours = (await hub.ask(self._offer, Joined)).neighbours
 
     async def register(self) -> None:
         try:
@@ -154,7 +157,7 @@ class NodeProcess:
         agent = await system.spawn("agent", self._agent)
         await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
         there = ActorAddress("nodes", head, self._join)
-        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind)
+        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind, options)
         await system.spawn("membership", self._membership)
 
     async def _connect(self, system: ActorSystem) -> PeerId:
