@@ -95,8 +95,8 @@ class FsdpBackend:
         self._helper = ThreadPoolExecutor(1, "segments")
         self._model_path = spec.model_path
         timeout_s = self._limits.train_step_timeout_s
-        store = await self._run(open_store, self._host, timeout_s)
-        meeting = Meeting(self._host, store.port, self._size, self._replicas, self._offload, timeout_s)
+        unplaced = Meeting("", self._host, 0, self._size, self._replicas, self._offload, timeout_s)
+        store, meeting = await self._run(open_store, unplaced)
         begin = Begin(msgspec.json.encode(spec, enc_hook=str).decode(), meeting)
         self._core, others = await self._together(
             partial(FsdpCore, spec, meeting, 0, store), begin, Begun, self._limits.ready_timeout_s

@@ -39,8 +39,10 @@ _COUNT: Final = struct.Struct("<I")
 class Meeting(msgspec.Struct, frozen=True):
     """Says where the ranks of one life meet, and how they share the model."""
 
+    directory: str
+    """On one machine: a directory of the leader's, private to its user, for the file of the store."""
     host: str
-    """Address of the leader's machine, and the port at which its store listens."""
+    """Else: the address of the leader's machine, and the port at which its store listens."""
     port: int
     size: int
     replicas: int

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -348,6 +351,21 @@ async def test_a_micro_batch_that_is_none_is_refused_before_any_rank_has_a_part(
     with pytest.raises(BadMicroBatch, match="position 0"):
         await ranks.accumulate(batch, LOSS)
     assert (await ranks.step(weight=1.0)).grad_norm == 0.0
+
+
+async def test_what_strangers_send_to_the_ports_of_ranks_changes_nothing(begin: Begin, second: RankProcesses) -> None:
+    ranks = await begin(2)
+    norms = await train(ranks, 1)
+    pids = (os.getpid(), second.processes[0].pid)
+    listening = [c.laddr for pid in pids for c in psutil.Process(pid).net_connections("tcp") if c.status == "LISTEN"]
+    assert listening
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+    with contextlib.ExitStack() as strangers:
+        for address in listening:
+            for said in (b"", b"\xff" * 64, bytes(10_000)):
+                strangers.enter_context(socket.create_connection(address, timeout=5)).sendall(said)
+        await train(ranks, 2)
+    assert await train(await begin(2), 1) == norms
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
