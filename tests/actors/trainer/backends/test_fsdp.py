@@ -126,11 +126,11 @@ async def test_two_ranks_train_what_one_process_trains(
     ranks = await begin(2, path=path, **changes)
     alone = await whole(path, **{key: value for key, value in changes.items() if key != "replicas"})
     for batch in cut(samples(7), budget_tokens=60, keep_zero=False):
-        scores = [await one.score(batch, temperature=0.7, reference=False) for one in (ranks, alone)]
-        np.testing.assert_allclose(*scores, atol=WEIGHTS_CLOSE)
+        ours, theirs = [await one.score(batch, temperature=0.7, reference=False) for one in (ranks, alone)]
+        np.testing.assert_allclose(ours, theirs, atol=CLOSE)
     np.testing.assert_allclose(await train(ranks, 1, 2, 3), await train(alone, 1, 2, 3), rtol=CLOSE)
-    ours, theirs = await version(ranks, tmp_path / "a"), await version(alone, tmp_path / "b")
-    np.testing.assert_allclose(floats(ours), floats(theirs), atol=WEIGHTS_CLOSE)
+    weights, expected = await version(ranks, tmp_path / "a"), await version(alone, tmp_path / "b")
+    np.testing.assert_allclose(floats(weights), floats(expected), atol=WEIGHTS_CLOSE)
 
 
 async def test_a_rank_that_has_no_part_of_a_micro_batch_changes_nothing(
@@ -310,9 +310,8 @@ async def test_a_damaged_checkpoint_is_refused_in_a_sentence(
 
 
 async def test_a_checkpoint_of_another_model_is_refused(begin: Begin, model_path: Path, tmp_path: Path) -> None:
-    wide, deep = (
-        make_tiny_checkpoint(tmp_path / name, **how) for name, how in (("w", {"hidden": 40}), ("d", {"layers": 3}))
-    )
+    wide = make_tiny_checkpoint(tmp_path / "w", hidden=40)
+    deep = make_tiny_checkpoint(tmp_path / "d", layers=3)
     for path in (wide, deep):
         other = await begin(2, path=path)
         await other.save(tmp_path / path.name / "saved")
