@@ -172,6 +172,24 @@ async def test_nothing_of_an_older_segment_stays_between_tensors(begin: Begin, t
     assert await version(ranks, tmp_path, "w") == first
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("offload", [False, True])
+async def test_a_rank_on_a_device_trains_what_the_torch_backend_trains_there_and_saves_it(
+    model_path: Path, tmp_path: Path, offload: bool
+) -> None:
+    rank, alone = FsdpBackend(offload=offload), await whole(model_path, device="cuda")
+    await rank.start(spec(model_path, device="cuda"))
+    try:
+        np.testing.assert_allclose(await train(rank, 1, 2, 3), await train(alone, 1, 2, 3), rtol=1e-4)
+        await rank.save(tmp_path / "saved")
+        expected = await version(rank, tmp_path)
+        await train(rank, 4)
+        await rank.load(tmp_path / "saved")
+        assert await version(rank, tmp_path) == expected
+    finally:
+        await rank.close()
+
+
 # ------------------------------------------------------------ the same again
 
 
