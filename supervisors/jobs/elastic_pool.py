@@ -36,7 +36,7 @@ class ElasticPool:
     """A pool belongs to one job. ``start`` it when the supervisor runs, ``stop`` it before the supervisor is stopped.
 
     Args:
-        make: a worker's name and its node's name, to a spec that starts it there and nowhere else.
+        make: a worker's name and its node's name, to specs that start it, with its ranks, there and nowhere else.
         drain: has a worker hand back its samples, within so many seconds, and removes it; 0: at once.
         release: a worker of a node that is gone has no place there any more, should the node come back.
         record: into events.jsonl.
@@ -48,7 +48,7 @@ class ElasticPool:
         self,
         nodes: Nodes,
         supervisor: Supervisor,
-        make: Callable[[str, str], ChildSpec],
+        make: Callable[[str, str], list[ChildSpec]],
         drain: Callable[[str, float], Awaitable[bool]],
         release: Callable[[str], None],
         record: Record,
@@ -171,7 +171,7 @@ class ElasticPool:
             self._workers[worker] = node
             self._share.took(worker)
             try:
-                self._supervisor.add_child(self._make(worker, node))
+                self._supervisor.add_children(self._make(worker, node))
             except ValueError:  # the one before it is still being removed; ``_remove`` looks again
                 del self._workers[worker]
 
