@@ -144,6 +144,8 @@ class JobTree:
             self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
         )
         self._news.say(message="every process is ready", processes="ready")
+        if devices := self._nodes.devices_in_words():
+            self._news.say(message=devices)
         if self._pool is not None:
             self._pool.start()
         if self._functions is not None:

@@ -122,6 +122,16 @@ class Nodes(Actor):
     def remote_count(self) -> int:
         return sum(not node.local for node in self._nodes.values())
 
+    @property
+    def devices_here(self) -> int:
+        """Number of devices of the head's own machine."""
+        return sum(len(node.devices.ids) for node in self._nodes.values() if node.local)
+
+    def devices_in_words(self) -> str:
+        """Who has which device, for people; empty where there are none."""
+        with_devices = [node for node in self._nodes.values() if node.devices.ids]
+        return "; ".join(f"devices of {node.name}: {node.devices}" for node in with_devices)
+
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
         check_offer(message, self.ctx.limits)
