@@ -360,8 +360,8 @@ def _machine(node: Node) -> Plain:
         "node": node.name,
         "kind": node.kind,
         "state": "draining" if node.draining else "running",
-        "slots": node.slots,
-        "slots_used": node.slots_used,
+        "slots": None if node.local else node.slots,  # the job file says how many workers the head's own machine has
+        "slots_used": None if node.local else node.slots_used,
         "devices": list(node.devices.ids),
         "free": list(node.devices.free),
         "given": {device: sorted(users) for device, users in node.devices.users.items()},

@@ -219,6 +219,7 @@ class JobTree:
         return ElasticPool(
             self._nodes, supervisor, make, self.drain_worker, release, self._news.record,
             limits=self._job.limits, now=asyncio.get_running_loop().time, share=self._share,
+            ranks=self._job.rollout.tensor_parallel,
         )  # fmt: skip
 
     def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:
