@@ -95,7 +95,8 @@ def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str |
 def devices_of_this_machine(option: str | None, *jobs: JobConfig) -> Devices:
     """What ``--devices`` leaves of them; ends the command with exit code 2 if that, or a job, asks for more."""
     from supervisors.jobs.device_needs import device_problems
-    from supervisors.machine.devices import NoSuchDevices, find_devices
+    from supervisors.machine.devices import find_devices
+    from supervisors.tree.errors import NoSuchDevices
 
     try:
         found = find_devices(option)

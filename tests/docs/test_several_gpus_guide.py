@@ -11,7 +11,8 @@ from configs.errors import ConfigError
 from configs.loader import job_from_mapping
 from supervisors.cli.tables import COLUMNS
 from supervisors.jobs.device_needs import device_problems
-from supervisors.machine.devices import NoSuchDevices, find_devices
+from supervisors.machine.devices import find_devices
+from supervisors.tree.errors import NoSuchDevices
 from tests.smallest_job import smallest_job
 from tests.supervisors.machine.fake_driver import fake_nvidia_smi
 
