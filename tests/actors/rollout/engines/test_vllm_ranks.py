@@ -248,7 +248,7 @@ async def test_as_many_ranks_as_the_job_says_must_be_there(pair: Pair) -> None:
     engine = LeadingEngine(pair, DEFAULT_LIMITS)
     with pytest.raises(EngineUnavailable, match=r"rollout\.tensor_parallel is 1, and 2 ranks are there"):
         await engine.start(EngineSpec(model_path=Path("unused")))
-    with pytest.raises(EngineUnavailable, match=r"rollout\.tensor_parallel is 2: this engine has no other ranks"):
+    with pytest.raises(EngineUnavailable, match=r"rollout\.tensor_parallel is 2: no other ranks are here"):
         await VllmEngine().start(SPEC)
 
 
