@@ -55,9 +55,9 @@ def registered(run: HeadraceRun, worker: str) -> int:
 
 
 def test_a_rank_that_is_killed_costs_its_worker_a_restart_and_no_sample(
-    start_run: Callable[..., HeadraceRun],
+    headrace_run: Callable[..., HeadraceRun],
 ) -> None:
-    run = start_run("ranks", **JOB)
+    run = headrace_run(JOB, name="ranks")
     run.wait_for_step(1, timeout_s=PATIENCE_S)
     run.wait_until("both workers", lambda: registered(run, "rollout-0") and registered(run, "rollout-1"))
     go_on(run, 2)
@@ -77,7 +77,9 @@ def test_a_rank_that_is_killed_costs_its_worker_a_restart_and_no_sample(
     assert run.rows()[-1]["samples_migrated"] > 0
     assert not run.events("samples_dropped")
     nothing_left(run.run_dir)
-    print(f"{summary['restarts']} restarts, {run.rows()[-1]['samples_migrated']} samples moved, {len(run.rows())} steps")
+    print(
+        f"{summary['restarts']} restarts, {run.rows()[-1]['samples_migrated']} samples moved, {len(run.rows())} steps"
+    )
 
 
 def nothing_left(run_dir: Path) -> None:
