@@ -161,6 +161,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
         ("actors/rollout/engines/vllm/engine.py", "VllmEngine._run",
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)"),
+        ("actors/rollout/engines/vllm/leader.py", "LeadingEngine._built", "own"),
+        ("actors/rollout/engines/vllm/leader.py", "_or_refusal", "own"),
         ("actors/trainer/backends/torch/torch_backend.py", "TorchBackend._run",
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
         ("actors/trainer/backends/fsdp/fsdp_backend.py", "FsdpBackend._run",
