@@ -156,7 +156,7 @@ class SlurmProvider(BookedProvider):
                 continue
             if not machine.id:
                 await self._settle(node, machine, names.get(node))
-            elif (row := rows.get(machine.id)) is None:
+            elif (row := rows.get(machine.id)) is None or row.name != node:  # ids may come again after a crash
                 self._over(node, "failed", f"the job {machine.id} is known no more")
             elif row.is_over:
                 await self._judge(node, row)
