@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -128,6 +129,6 @@ def seconds(text: str) -> float:
     """A time as ``scontrol`` writes it, ``days-hh:mm:ss`` or ``hh:mm:ss``; infinite where it is none."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if match is None:
-        return float("inf")
+        return math.inf
     days, *rest = (int(part or 0) for part in match.groups())
     return days * 86400 + rest[0] * 3600 + rest[1] * 60 + rest[2]
