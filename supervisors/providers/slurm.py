@@ -117,9 +117,9 @@ class SlurmProvider(BookedProvider):
                     await part()
                 except SlurmError as error:  # an order for what is just over, or a controller that is away
                     self._note(str(error))
-                except Exception as error:
-                    self.on_news("slurm", f"its jobs are looked after no longer: {error!r}")
-                    raise
+                except Exception as error:  # the others of its jobs are still to be looked after
+                    log.exception("looking after slurm's jobs failed")
+                    self.on_news("slurm", f"looking after its jobs failed: {error!r}")
             self._woken.clear()
             busy = any(machine.order or machine.refused for machine in self._machines.values())
             try:

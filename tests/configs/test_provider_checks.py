@@ -1,4 +1,4 @@
-"""What contradicts itself about a provider's machines is said in one sentence each, with the field, before anything starts."""
+"""What contradicts itself about a provider is said in one sentence each, with the field, before anything starts."""
 
 from __future__ import annotations
 
