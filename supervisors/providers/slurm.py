@@ -117,7 +117,7 @@ class SlurmProvider(BookedProvider):
                     await part()
                 except SlurmError as error:  # an order for what is just over, or a controller that is away
                     self._note(str(error))
-                except Exception as error:  # the others of its jobs are still to be looked after
+                except Exception as error:  # noqa: BLE001  whatever it is, the other jobs are still to be looked after
                     log.exception("looking after slurm's jobs failed")
                     self.on_news("slurm", f"looking after its jobs failed: {error!r}")
             self._woken.clear()
