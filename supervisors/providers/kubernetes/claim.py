@@ -1,6 +1,6 @@
 """Which head owns the pods of a run: a Lease of the cluster, held by one process at a time.
 
-    none, or its holder is silent for cluster_claim_s ─▶ ours ─▶ renewed ─▶ … ─▶ removed at the end
+    none, or its holder is silent for pods_claim_s ─▶ ours ─▶ renewed ─▶ … ─▶ removed at the end
     it changes while we look ─▶ refused: another head is alive
 
 Invariants
@@ -62,12 +62,12 @@ class Claim:
             seen, silent = version, silent + 1
             if silent > LOOKS and await self._write(lease):
                 return
-            await asyncio.sleep(self._limits.cluster_claim_s / LOOKS)
+            await asyncio.sleep(self._limits.pods_claim_s / LOOKS)
 
     async def keep(self, lost: Callable[[str], None]) -> None:
         """Renew it until cancelled. ``lost`` is told, once, that another head has taken it."""
         while True:
-            await asyncio.sleep(self._limits.cluster_claim_s / RENEWALS)
+            await asyncio.sleep(self._limits.pods_claim_s / RENEWALS)
             try:
                 if await self._write(self._lease):
                     continue
@@ -102,7 +102,7 @@ class Claim:
         now = dt.datetime.fromtimestamp(time_of_day_s(), dt.UTC)
         spec = {
             "holderIdentity": self._holder,
-            "leaseDurationSeconds": max(1, round(self._limits.cluster_claim_s)),
+            "leaseDurationSeconds": max(1, round(self._limits.pods_claim_s)),
             "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         }
         try:

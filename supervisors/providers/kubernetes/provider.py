@@ -8,7 +8,7 @@
 Invariants
 - An end is what the API server has shown: a pod that has ended, or is in the list no longer. A server that does not
   answer is no news, and requests are made again once it does.
-- A watch lasts ``limits.cluster_look_s`` at most; then all pods are listed, so nothing is missed for longer than that.
+- A watch lasts ``limits.pods_list_s`` at most; then all pods are listed, so nothing is missed for longer than that.
 - Whatever ends, its pod is deleted: a pod that has ended, cannot start or is late leaves nothing behind.
 - Only pods of this run are touched, and by the head alone that holds its claim.
 """
@@ -229,7 +229,7 @@ class KubernetesProvider(BookedProvider):
             try:
                 version = await self._list()
                 patience.begin_anew()
-                async with asyncio.timeout(self._limits.cluster_look_s):
+                async with asyncio.timeout(self._limits.pods_list_s):
                     await self._watch(version)
             except TimeoutError:
                 continue
@@ -258,7 +258,7 @@ class KubernetesProvider(BookedProvider):
         return version
 
     async def _watch(self, version: str) -> None:
-        changes = self._api.watch(self._owner.selector, version, self._limits.cluster_look_s)
+        changes = self._api.watch(self._owner.selector, version, self._limits.pods_list_s)
         async with contextlib.aclosing(changes):  # type: ignore[type-var]  it is a generator
             async for what, pod in changes:
                 self._look(pod, is_gone=what == "DELETED")
@@ -291,7 +291,7 @@ class KubernetesProvider(BookedProvider):
     def _expect_end(self, node: str, machine: _Machine, leaves_s: float) -> None:
         """The cluster has told it to go. A kubelet that is lost cannot say that it has gone."""
         if machine.overdue is None:
-            late_s = leaves_s + self._limits.cluster_end_s
+            late_s = leaves_s + self._limits.pods_end_s
             machine.overdue = asyncio.get_running_loop().call_later(late_s, self._give_up, node, machine.words)
 
     def _is_late(self, node: str) -> None:
