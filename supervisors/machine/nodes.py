@@ -29,6 +29,9 @@ from supervisors.machine.devices import is_device_id
 from supervisors.tree.errors import NodeRefused, NoNode, NotYourNode
 from transport.address import ActorAddress
 
+Neighbours = tuple[tuple[str, str], ...]
+"""The nodes that a head lets in, by the names of their keys, each with its key as endpoints carry it."""
+
 
 @message("nodes.join")
 class JoinCluster(Message):
@@ -47,6 +50,7 @@ class JoinCluster(Message):
 @message("nodes.joined")
 class Joined(Message):
     head: str
+    neighbours: Neighbours = ()
 
 
 @message("nodes.leave")
@@ -93,8 +97,9 @@ class Node:
 class Nodes(Actor):
     """This actor is the register of nodes. ``choose`` is called by code of the same process."""
 
-    def __init__(self, head: str) -> None:
+    def __init__(self, head: str, neighbours: Neighbours = ()) -> None:
         self._head = head
+        self._neighbours = neighbours
         self._nodes: dict[str, Node] = {}
         self._cut_off: dict[str, Node] = {}
         self._changed = asyncio.Event()
@@ -119,7 +124,7 @@ class Nodes(Actor):
 
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
-        _check_offer(message, self.ctx.limits)
+        check_offer(message, self.ctx.limits)
         self._check_own(message.node, message.agent)
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
@@ -131,7 +136,7 @@ class Nodes(Actor):
             )  # fmt: skip
             self.ctx.watch(message.agent)
         self._signal()
-        return Joined(head=self._head)
+        return Joined(head=self._head, neighbours=self._neighbours)
 
     def _check_own(self, node: str, agent: ActorAddress | None = None) -> None:
         """A machine speaks for itself only.
@@ -321,7 +326,7 @@ def _is_of(node: Node, kind: str) -> bool:
     return kind == "spread" or node.local == (kind == "local")
 
 
-def _check_offer(offer: JoinCluster, limits: Limits) -> None:
+def check_offer(offer: JoinCluster, limits: Limits) -> None:
     """Raises:
     NodeRefused: it cannot be a machine of this head.
     """

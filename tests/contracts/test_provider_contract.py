@@ -17,18 +17,22 @@ from supervisors.machine.nodes import Nodes
 from supervisors.providers.local import LocalProvider
 from supervisors.providers.provider import Provider
 from supervisors.providers.simulated import SimulatedProvider
+from supervisors.providers.slurm import SlurmProvider
+from supervisors.providers.slurm_script import MachineJob
 from supervisors.simulation.grid import SpotGrid
 from supervisors.simulation.runner import _dismantle
 from supervisors.simulation.world import World
 from supervisors.tree.errors import ProviderError
 from tests.kubernetes.api_server import MISSING
+from tests.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.smallest_job import smallest_job
 from tests.supervisors.simulation.scenarios import scenario
 from transport.sim.loop import SimulatedLoop
 
 if TYPE_CHECKING:
     from tests.kubernetes.worlds import Cluster
 
-LIMITS = Limits(stop_timeout_s=10.0)
+LIMITS = Limits(stop_timeout_s=10.0, cluster_look_s=0.4)
 
 
 class Place:
@@ -93,6 +97,28 @@ def in_a_simulated_world(scene: Scene, directory: Path) -> None:
         _dismantle(world, loop)
 
 
+def on_a_slurm_cluster(scene: Scene, directory: Path) -> None:
+    async def main(cluster: SlurmCluster) -> None:
+        head = Head(run_root=directory, listen=f"ipc://{directory}/head", limits=LIMITS)
+        await head.start()
+        job = smallest_job(provider={"slurm": {"partition": "spot"}})
+        provider = SlurmProvider(MachineJob(job, head.endpoint, "headrace-test", directory, None, 5.0), LIMITS)
+        await provider.open()
+
+        def dies(node: str) -> None:
+            cluster.command("scancel", "-s", "KILL", cluster.id_of(node))
+
+        try:
+            await scene(Place(provider, lambda: head.nodes, dies))
+        finally:
+            await provider.close()
+            await head.stop()
+        assert cluster.jobs() == {}
+
+    with slurm_cluster(directory / "slurm", 4) as cluster:
+        asyncio.run(main(cluster))
+
+
 def on_kubernetes(
     cluster: Callable[[Path], AbstractAsyncContextManager[Cluster]], scene: Scene, directory: Path
 ) -> None:
@@ -139,6 +165,7 @@ def on_real_kubernetes(scene: Scene, directory: Path) -> None:
 WORLDS = {
     "local": on_this_machine,
     "simulated": in_a_simulated_world,
+    "slurm": on_a_slurm_cluster,
     "kubernetes": on_recorded_kubernetes,
     "kubernetes-real": on_real_kubernetes,
 }
