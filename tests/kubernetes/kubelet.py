@@ -48,6 +48,8 @@ class Kubelet:
         for task in list(self._lives.values()):
             task.cancel()
         await asyncio.gather(*self._lives.values(), return_exceptions=True)
+        for process in self.processes.values():
+            await process.wait()
 
     def pod_of(self, node: str) -> str:
         return next(name for name, pod in self.pods.items() if pod["metadata"]["labels"].get("headrace/node") == node)

@@ -1,6 +1,6 @@
 """Which head owns the pods of a run: a Lease of the cluster, held by one process at a time.
 
-    none, or its holder is silent for pods_claim_s ─▶ ours ─▶ renewed ─▶ … ─▶ removed at the end
+    none, or its holder is silent for cluster_claim_s ─▶ ours ─▶ renewed ─▶ … ─▶ removed at the end
     it changes while we look ─▶ refused: another head is alive
 
 Invariants
@@ -19,6 +19,7 @@ from typing import Any, Final
 from actors.host.clock import time_of_day_s
 from configs.limits import Limits
 from supervisors.providers.kubernetes.api import CONFLICT, NOT_FOUND, ApiAway, ApiRefused, ClusterApi
+from supervisors.providers.kubernetes.pods import Owner
 from supervisors.tree.errors import ProviderError
 
 LOOKS: Final = 10
@@ -30,10 +31,10 @@ RENEWALS: Final = 3
 class Claim:
     """It is taken with ``take``, and kept for as long as ``keep`` runs."""
 
-    def __init__(self, api: ClusterApi, mark: str, life: str, limits: Limits) -> None:
-        self._api, self._limits = api, limits
-        self._holder = f"{socket.gethostname()}_{life}"
-        self._name = mark
+    def __init__(self, api: ClusterApi, owner: Owner, limits: Limits) -> None:
+        self._api, self._limits, self._owner = api, limits, owner
+        self._holder = f"{socket.gethostname()}_{owner.life}"
+        self._name = owner.mark
         self._lease: dict[str, Any] | None = None
 
     async def take(self) -> None:
@@ -62,12 +63,12 @@ class Claim:
             seen, silent = version, silent + 1
             if silent > LOOKS and await self._write(lease):
                 return
-            await asyncio.sleep(self._limits.pods_claim_s / LOOKS)
+            await asyncio.sleep(self._limits.cluster_claim_s / LOOKS)
 
     async def keep(self, lost: Callable[[str], None]) -> None:
         """Renew it until cancelled. ``lost`` is told, once, that another head has taken it."""
         while True:
-            await asyncio.sleep(self._limits.pods_claim_s / RENEWALS)
+            await asyncio.sleep(self._limits.cluster_claim_s / RENEWALS)
             try:
                 if await self._write(self._lease):
                     continue
@@ -102,12 +103,12 @@ class Claim:
         now = dt.datetime.fromtimestamp(time_of_day_s(), dt.UTC)
         spec = {
             "holderIdentity": self._holder,
-            "leaseDurationSeconds": max(1, round(self._limits.pods_claim_s)),
+            "leaseDurationSeconds": max(1, round(self._limits.cluster_claim_s)),
             "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         }
         try:
             if before is None:
-                self._lease = await self._api.create_lease({"metadata": {"name": self._name}, "spec": spec})
+                self._lease = await self._api.create_lease({"metadata": self._owner.metadata(self._name), "spec": spec})
             else:
                 self._lease = await self._api.replace_lease({"metadata": before["metadata"], "spec": spec})
         except ApiRefused as error:

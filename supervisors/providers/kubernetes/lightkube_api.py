@@ -44,7 +44,7 @@ class LightkubeApi:
         Raises:
             ProviderError: there is no such configuration.
         """
-        timeout = httpx2.Timeout(limits.pods_answer_s)
+        timeout = httpx2.Timeout(limits.cluster_answer_s)
         try:
             found = KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
             one = found.get(config.context)

@@ -61,6 +61,15 @@ class Owner:
         """Labels of all pods of the run, whichever life has asked for them."""
         return {RUN: self.mark}
 
+    def metadata(self, name: str) -> dict[str, Any]:
+        """Metadata of an object of ours."""
+        labels = {"app.kubernetes.io/name": "headrace", JOB: _label(self.job), RUN: self.mark, LIFE: self.life}
+        metadata: dict[str, Any] = {"name": name, "labels": labels}
+        if self.head_pod is not None:
+            pod, uid = self.head_pod
+            metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}]
+        return metadata
+
     def pod_name(self, number: int) -> str:
         """Name of the pod that is the ``number``-th of this life; no other pod has it."""
         return f"{self.mark}-{self.life}-{number}"
@@ -117,16 +126,10 @@ def manifest(config: KubernetesConfig, owner: Owner, order: Order, name: str) ->
         "imagePullSecrets": [{"name": secret} for secret in config.image_pull_secrets],
     }
     spec |= {key: value for key, value in optional.items() if value}
-    own = {
-        "app.kubernetes.io/name": "headrace", JOB: _label(owner.job), NODE: _label(order.node),
-        RUN: owner.mark, LIFE: owner.life,
-    }  # fmt: skip
-    metadata: dict[str, Any] = {"name": name, "labels": config.labels | own}
+    metadata = owner.metadata(name)
+    metadata["labels"] = config.labels | metadata["labels"] | {NODE: _label(order.node)}
     if config.annotations:
         metadata["annotations"] = dict(config.annotations)
-    if owner.head_pod is not None:
-        pod, uid = owner.head_pod
-        metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 

@@ -18,7 +18,7 @@ from tests.kubernetes.kubelet import NO_NODE
 from tests.kubernetes.recorded_api import RecordedApi
 from tests.kubernetes.worlds import MARK, NAMESPACE, Cluster, recorded
 
-LIMITS = Limits(stop_timeout_s=2.0, pods_list_s=0.5, pods_claim_s=0.6, pods_end_s=0.2, backoff_first_s=0.01)
+LIMITS = Limits(stop_timeout_s=2.0, cluster_list_s=0.5, cluster_claim_s=0.6, cluster_end_s=0.2, backoff_first_s=0.01)
 JOIN = "tcp://10.0.0.1:7001"
 SLEEPS = ["/bin/sh", "-c", "exec sleep 60"]
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -73,7 +73,10 @@ def play(scene: Callable[[Machines], Awaitable[None]], directory: Path, **change
     ("refusal", "words"),
     [
         ("quota", 'pods "{}" is forbidden: exceeded quota: pods, requested: pods=1, used: pods=0, limited: pods=0'),
-        ("forbidden", 'pods is forbidden: User "nobody" cannot create resource "pods" in API group "" in the namespace'),
+        (
+            "forbidden",
+            'pods is forbidden: User "nobody" cannot create resource "pods" in API group',
+        ),
         ("invalid", 'Pod "Demo_2" is invalid: metadata.name: Invalid value: "Demo_2": a lowercase RFC 1123 subdomain'),
         ("bad", 'Pod in version "v1" cannot be handled as a Pod'),
     ],
