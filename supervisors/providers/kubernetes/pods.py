@@ -43,6 +43,10 @@ _CANNOT_START: Final = frozenset({
 _TAKEN: Final = frozenset({"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 """Reasons of a pod's end that are the cluster's doing."""
 
+_SIGNALLED: Final = 128
+"""Exit codes from here on are of a process that was killed; its last line says nothing of that."""
+DELETED: Final = "its pod has been deleted"
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -233,7 +237,7 @@ def read(pod: dict[str, Any]) -> Reading:
         hopeless=phase == "Pending" and any(wait.get("reason") in _CANNOT_START for wait in waiting),
         taken=leaving or disrupted or status.get("reason") in _TAKEN,
         leaves_s=float(metadata.get("deletionGracePeriodSeconds") or 0) if leaving else None,
-        words=_why(status, states),
+        words=DELETED if leaving and not disrupted else _why(status, states),
     )
 
 
@@ -249,8 +253,8 @@ def _why(status: dict[str, Any], states: list[dict[str, Any]]) -> str:
         if ended := state.get("terminated"):
             code = ended.get("exitCode", 0)
             said = (ended.get("message") or "").strip().splitlines()
-            reason = ended.get("reason") or "Ended"
-            return f"{reason}, exit code {code}" + (f": {said[-1].strip()}" if said else "")
+            how = f"{ended.get('reason') or 'Ended'}, exit code {code}"
+            return f"{how}: {said[-1].strip()}" if said and code < _SIGNALLED else how
         if (wait := state.get("waiting")) and wait.get("reason") != "ContainerCreating":
             return _sentence(wait)
     scheduled = conditions.get("PodScheduled", {})

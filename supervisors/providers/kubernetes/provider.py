@@ -31,7 +31,7 @@ from configs.schema import JobConfig
 from supervisors.providers.base import BookedProvider, log
 from supervisors.providers.kubernetes.api import CONFLICT, GONE, NOT_FOUND, ApiAway, ApiRefused, ClusterApi, Pod
 from supervisors.providers.kubernetes.claim import Claim
-from supervisors.providers.kubernetes.pods import RUN, Order, Owner, manifest, read
+from supervisors.providers.kubernetes.pods import DELETED, RUN, Order, Owner, manifest, read
 from supervisors.tree.errors import ProviderError
 
 _POD_NAME: Final = "HEADRACE_POD_NAME"
@@ -280,7 +280,7 @@ class KubernetesProvider(BookedProvider):
             self._clean(name)  # its end has been told, or the answer to its request was given up
         for node in made:
             if (machine := self._machines.get(node)) is not None and machine.pod not in names:
-                self._gone(node, machine.words or "its pod has been deleted", taken=True)
+                self._gone(node, machine.words or DELETED, taken=True)
         return version
 
     async def _watch(self, version: str) -> None:
@@ -299,7 +299,7 @@ class KubernetesProvider(BookedProvider):
         if reading.ended or is_gone:
             if not is_gone:
                 self._clean(machine.pod)
-            why = reading.words or machine.words or "its pod has been deleted"
+            why = reading.words or machine.words or DELETED
             self._gone(node, why, taken=reading.taken or is_gone)
             return
         if reading.runs and machine.late is not None:
