@@ -9,6 +9,7 @@ from pydantic import Field
 from configs.adapter_schema import AdapterConfig
 from configs.episode_schema import EnvironmentConfig, GatewayConfig
 from configs.evaluation_schema import SEED_OFFSET, EvaluationConfig
+from configs.kubernetes_schema import KubernetesConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
 from configs.provider_schema import SlurmConfig
@@ -259,19 +260,24 @@ class SpotConfig(Section):
     """The trace runs this much faster than it was recorded."""
     notice_s: Annotated[float, Field(ge=0)] = 0.0
     """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
-    is still there after it is told to go, which is the partition's ``GraceTime``."""
+    is still there after it is told to go, which is the partition's ``GraceTime``. ``kubernetes``: the grace period of
+    its pods."""
     nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` needs it: so many are kept."""
+    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` and ``kubernetes`` need it: so many
+    are kept."""
 
 
 class ProviderConfig(SpotConfig):
     """Who brings machines up and takes them away while the job runs. Needs ``cluster.place_rollout: elastic``."""
 
-    kind: Literal["none", "local", "functions", "slurm"] = "none"
+    kind: Literal["none", "local", "functions", "slurm", "kubernetes"] = "none"
     """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine, as ``trace`` says.
     ``functions``: machines of one worker each that are started as a step's plan wants them, sleep once they have
-    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster."""
+    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster.
+    ``kubernetes``: pods."""
     slurm: SlurmConfig = SlurmConfig()
+    kubernetes: KubernetesConfig | None = None
+    """``kubernetes``: what its pods are; needed there."""
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"
@@ -290,7 +296,7 @@ class ProviderConfig(SpotConfig):
     @property
     def brings_hosts(self) -> bool:
         """Whether its machines are other hosts, which join at ``cluster.listen``."""
-        return self.kind == "slurm"
+        return self.kind in ("slurm", "kubernetes")
 
 
 class MetricsConfig(Section):
