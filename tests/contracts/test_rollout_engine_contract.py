@@ -1,6 +1,6 @@
-"""What every rollout engine promises, over all kinds: torch (fused and generic, on CPU and CUDA), simulated, vllm.
+"""What every rollout engine promises, over all kinds: torch (fused and generic), simulated, vllm.
 
-The kinds that end in ``-adapter`` serve versions that are adapters of the checkpoint.
+Kinds with ``-adapter`` serve versions that are adapters of the checkpoint; those that end in ``-cuda`` need a device.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ KINDS = {
     "simulated": ("simulated", {"vocab": VOCAB, "base_s": 0.0, "decode_s": 0.0, "prefill_s": 0.0, "load_s": 0.0}),
     "vllm": ("vllm", {"step_ms": 0}),
     "vllm-adapter": ("vllm", {"step_ms": 0}),
+    "torch-fused-adapter-cuda": ("torch", {"decoder": "fused", "tokens_per_step": 1}),
+    "torch-generic-adapter-cuda": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
+    "vllm-cuda": ("vllm", {"step_ms": 0}),
+    "vllm-adapter-cuda": ("vllm", {"step_ms": 0}),
 }
 ADAPTER = AdapterSpec(rank=4, alpha=8.0)
 Weights = Callable[..., tuple[dict[str, np.ndarray], dict[str, str]]]
@@ -71,7 +75,7 @@ def world(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def weights(world: str, checkpoint: Path) -> Weights:
     """Those of the checkpoint, or with ``shift`` others."""
-    return partial(adapter_weights_of if world.endswith("-adapter") else weights_of, checkpoint)
+    return partial(adapter_weights_of if "-adapter" in world else weights_of, checkpoint)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -81,7 +85,7 @@ async def started(world: str, checkpoint: Path) -> AsyncIterator[RolloutEngine]:
     if kind == "vllm" and importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
         pytest.skip("vllm is not installed (make vllm); set HEADRACE_REQUIRE_VLLM=1 to fail instead")
     made = create_engine(kind)
-    device, adapter = "cuda" if world.endswith("-cuda") else "cpu", ADAPTER if world.endswith("-adapter") else None
+    device, adapter = "cuda" if world.endswith("-cuda") else "cpu", ADAPTER if "-adapter" in world else None
     spec = EngineSpec(
         model_path=checkpoint, device=device, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=options,
         adapter=adapter,
@@ -376,7 +380,7 @@ async def test_a_new_version_takes_effect_between_steps_and_rows_say_which_versi
     samples: dict[int, Sample] = {}
     record(await engine.step(), samples)
     done = len(samples[0].tokens)
-    if (world, in_flight) == ("vllm-adapter", "keep"):  # refused in the job file, and if it comes all the same
+    if world.startswith("vllm-adapter") and in_flight == "keep":  # refused in the job file too
         with pytest.raises(EngineError, match="use recompute"):
             await engine.load_weights(*weights(shift=0.2), 5, in_flight="keep")
         return

@@ -1,7 +1,7 @@
 """What every train backend promises (``actors/trainer/backend.py``), asserted for all kinds; torch on CPU and CUDA.
 
 A training service is a kind of its own, over each of the others: jobs that share one, asked over a transport. Kinds
-that end in ``-adapter`` train an adapter of the policy.
+with ``-adapter`` train an adapter of the policy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORLDS = [
     "service:torch",
     "service:torch-adapter",
     "service:simulated",
-    pytest.param("torch-cuda", marks=pytest.mark.gpu),
+    *(pytest.param(world, marks=pytest.mark.gpu) for world in ("torch-cuda", "torch-adapter-cuda")),
 ]
 Start = Callable[..., Awaitable[TrainBackend]]
 
@@ -53,7 +53,7 @@ async def start(
 ) -> AsyncIterator[Start]:
     started: list[TrainBackend] = []
     name, _, variant = request.param.partition("-")
-    device, adapter = ("cpu", ADAPTER) if variant == "adapter" else (variant or "cpu", None)
+    device, adapter = "cuda" if "cuda" in variant else "cpu", ADAPTER if "adapter" in variant else None
     kind, shared = name.removeprefix("service:"), name.startswith("service:")
     directory = tmp_path_factory.mktemp("service")
     world = ServiceWorld(directory, make=lambda kind: KINDS[kind](), backend=kind, jobs_max=8, queue=QUEUE)
