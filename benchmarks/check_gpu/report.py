@@ -1,4 +1,4 @@
-"""The report of a check, in Markdown: device, driver and versions; each part with its result and figures; what failed."""
+"""The report of a check, in Markdown: device, driver and versions, each part with its result and figures."""
 
 from __future__ import annotations
 
