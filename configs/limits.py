@@ -53,6 +53,18 @@ class Limits(EnvironmentLimits):
         default=2.0,
         description="before its notice ends a worker hands back what runs: a step, and the last tokens' way",
     )
+    cluster_answer_s: float = Field(
+        default=10.0, description="Kubernetes: a request that takes longer has not been answered, and is made again"
+    )
+    cluster_look_s: float = Field(
+        default=60.0, description="Kubernetes: all pods are listed so often, should a watch have gone silent"
+    )
+    cluster_end_s: float = Field(
+        default=30.0, description="Kubernetes: a pod whose grace period is over by this is removed: its node is lost"
+    )
+    cluster_claim_s: float = Field(
+        default=15.0, gt=0, description="Kubernetes: a head that is silent for this long owns its pods no more"
+    )
     function_start_s: float = Field(
         default=60.0, description="functions: a machine that was ordered joins within this time, or is given up"
     )
@@ -226,6 +238,11 @@ class Limits(EnvironmentLimits):
     relay_children: int = Field(
         default=2, ge=1, description="machines that one machine feeds with a version, the trainer's among them"
     )
+    relay_retry_s: float = Field(
+        default=600.0,
+        description="machines of which one could not feed the other are tried again: an attempt costs 10 s where "
+        "packets just vanish between them",
+    )
     weights_settle_s: float = Field(
         default=1.0, description="before memory is made for the next version: the engine loads this one first"
     )
@@ -233,6 +250,11 @@ class Limits(EnvironmentLimits):
     # trainer
     train_step_timeout_s: float = Field(default=3600.0, description="one micro-batch; first calls may compile")
     checkpoint_timeout_s: float = Field(default=600.0, description="one checkpoint")
+    rank_settle_s: float = Field(
+        default=5.0,
+        description="one rank of a backend has failed: so long the others are waited for, that the error told is that of "
+        "whoever failed first and not of those who waited for it",
+    )
     service_move_timeout_s: float = Field(
         default=600.0,
         description="a training service: a job's state is in another tier (memory, host, disk) within this time, those "

@@ -11,6 +11,7 @@ from configs.episode_schema import EnvironmentConfig, GatewayConfig
 from configs.evaluation_schema import SEED_OFFSET, EvaluationConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
+from configs.provider_schema import SlurmConfig
 from configs.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.task_schema import DataConfig, RewardConfig
 
@@ -61,6 +62,9 @@ class RolloutConfig(Section):
     """Sequences decoded together by one worker."""
     threads: NonNegativeInt = 0
     """Torch threads per worker; 0: cores (in async mode half of them) divided by workers."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks of each worker that compute every step together, each in a process of its own with a part of every layer,
+    all on one machine. For a model that one device cannot hold. Above 1 with ``engine: vllm`` only."""
     in_flight: Literal["keep", "recompute"] = "recompute"
     """What a weight update does to running sequences: keep their KV cache, or prefill it anew."""
     length_ranking: Literal["none", "history", "siblings", "learned"] = "none"
@@ -222,7 +226,8 @@ class ClusterConfig(Section):
     """Where workers run: on the head's machine, on other nodes, or on other nodes while there are any. ``elastic``:
     ``rollout.workers`` on the head's machine, and one on each slot of every other node while it is there."""
     listen: str = "tcp://127.0.0.1:7001"
-    """``headrace run`` with ``nodes``: where they join; beyond loopback it needs ``--keys``."""
+    """``headrace run`` with ``nodes``, or a provider of other hosts: where they join; beyond loopback it needs
+    ``--keys``."""
     wait_s: PositiveFloat = 120.0
     """How long to wait for those nodes, and for a place for a worker that lost its own."""
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
@@ -238,18 +243,20 @@ class SpotConfig(Section):
     speed: PositiveFloat = 1.0
     """The trace runs this much faster than it was recorded."""
     notice_s: Annotated[float, Field(ge=0)] = 0.0
-    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none."""
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
+    is still there after it is told to go, which is the partition's ``GraceTime``."""
     nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all."""
+    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` needs it: so many are kept."""
 
 
 class ProviderConfig(SpotConfig):
     """Who brings machines up and takes them away while the job runs. Needs ``cluster.place_rollout: elastic``."""
 
-    kind: Literal["none", "local", "functions"] = "none"
+    kind: Literal["none", "local", "functions", "slurm"] = "none"
     """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine, as ``trace`` says.
     ``functions``: machines of one worker each that are started as a step's plan wants them, sleep once they have
-    nothing more to do, and are given back. Needs ``scheduling.policy: planned``."""
+    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster."""
+    slurm: SlurmConfig = SlurmConfig()
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"
@@ -264,6 +271,11 @@ class ProviderConfig(SpotConfig):
     no device, which costs about a tenth."""
     prewarm_buffer_s: Annotated[float, Field(ge=0)] = 0.5
     """``functions``: they are started so much earlier than they would just be ready for the next step."""
+
+    @property
+    def brings_hosts(self) -> bool:
+        """Whether its machines are other hosts, which join at ``cluster.listen``."""
+        return self.kind == "slurm"
 
 
 class MetricsConfig(Section):
@@ -311,6 +323,11 @@ class JobConfig(Section):
     provider: ProviderConfig = ProviderConfig()
     metrics: MetricsConfig = MetricsConfig()
     limits: Limits = Limits()
+
+    @property
+    def listen(self) -> str | None:
+        """Where ``headrace run`` lets other machines join; None: nobody will."""
+        return self.cluster.listen if self.cluster.nodes or self.provider.brings_hosts else None
 
     @property
     def staleness(self) -> int:

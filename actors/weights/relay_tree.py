@@ -12,6 +12,8 @@ Invariants
 - Whoever can be fed from within its site is: a version enters another site once, and again only when its feed failed.
 - Nobody is fed by its own descendant, so there is no circle.
 - Who complains about its feed gets another one; the feed's other children do the same when they notice.
+- Machines of which one could not feed the other are ``apart``, with the versions that come next, too: two nodes that
+  cannot reach each other find that out once, and not with each version.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ class Place:
 class RelayTree:
     """Arranges who feeds whom with one version. ``site``: where the server is."""
 
-    def __init__(self, children_max: int, site: str = "") -> None:
+    def __init__(self, children_max: int, site: str = "", apart: set[tuple[str, str]] | None = None) -> None:
         self._children_max = children_max
         self._site = site
+        self._apart = apart if apart is not None else set[tuple[str, str]]()
+        """Hosts of which the first was fed by the second in vain; the trees of several versions may share them."""
         self._places: dict[ActorAddress, Place] = {}
         """Place of each puller, in the order in which they came, so those that have most come first."""
 
@@ -46,8 +50,8 @@ class RelayTree:
         for former in [p for p, at in self._places.items() if at.host == host and p.name == puller.name]:
             if former != puller:  # an earlier life
                 del self._places[former]
-        if avoid is not None:
-            self._places.pop(avoid, None)
+        if avoid is not None and (failed := self._places.pop(avoid, None)) is not None:
+            self._apart.add((host, failed.host))
         known = self._places.get(puller)
         if known is None or (avoid is not None and known.feed == avoid):
             known = self._places[puller] = self._choose(puller, host, site)
@@ -60,6 +64,8 @@ class RelayTree:
                 return Place(host, site, other, maps=True)
         children = self._children(but=puller)
         for feed in self._feeds(site):
+            if feed is not None and (host, self._places[feed].host) in self._apart:
+                continue
             if feed not in fed and children[feed, self._site_of(feed) == site] < self._children_max:
                 return Place(host, site, feed, maps=False)
         return Place(host, site, None, maps=False)

@@ -75,6 +75,10 @@ class WeightServer(RegisteredActor):
         self._job_weights = args.job_config.weights
         self._held: dict[int, tuple[Path, Manifest]] = {}
         self._trees: dict[int, RelayTree] = {}
+        self._apart: set[tuple[str, str]] = set()
+        """Hosts that could not be fed one by the other; see ``RelayTree``."""
+        self._forget_s = 0.0
+        """Time at which they are tried again."""
         self._sources: dict[tuple[int, int], DeltaSource] = {}
         """Deltas of the newest version against those that pullers hold."""
         self._mapped = MappedVersions()
@@ -171,8 +175,7 @@ class WeightServer(RegisteredActor):
         segment, manifest = self._held.get(version, (Path(), None))
         place = None
         if manifest is not None and message.puller is not None and message.host != host_id():
-            tree = self._trees.setdefault(version, RelayTree(self.ctx.limits.relay_children, own_site()))
-            place = tree.place(message.puller, message.host, message.site, message.avoid)
+            place = self._tree(version).place(message.puller, message.host, message.site, message.avoid)
         return ManifestReply(
             manifest=manifest,
             host=host_id(),
@@ -182,6 +185,14 @@ class WeightServer(RegisteredActor):
             relay=self._job_weights.relay,
             delta=self._job_weights.delta,
         )
+
+    def _tree(self, version: int) -> RelayTree:
+        if version not in self._trees:
+            if self.ctx.now() >= self._forget_s:
+                self._apart.clear()
+                self._forget_s = self.ctx.now() + self.ctx.limits.relay_retry_s
+            self._trees[version] = RelayTree(self.ctx.limits.relay_children, own_site(), self._apart)
+        return self._trees[version]
 
     @handles(SegmentDamaged)
     @concurrent

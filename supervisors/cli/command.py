@@ -9,13 +9,16 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
 from actors.core.terminal_text import harmless
 from configs.errors import ConfigError, Problem
 from transport.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from supervisors.machine.devices import Devices
 
 EXIT_FINISHED: Final = 0
 EXIT_FAILED: Final = 1
@@ -36,6 +39,13 @@ ControlKeys = Annotated[
     Path | None,
     typer.Option(help="Key directory of the control socket, not the nodes' one; needed beyond this machine."),
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--devices", metavar="N|IDS|none", help="Devices of this machine that it may use: a number, ids, or none. "
+        "Default: all that are found."
+    ),
+]  # fmt: skip
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -79,6 +89,16 @@ def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str |
         check(load_head_keys(nodes, control), listen=listen, control=at)
 
     refuse_bad_sockets(check_both)
+
+
+def devices_of_this_machine(option: str | None) -> Devices:
+    """What ``--devices`` leaves of them; ends the command with exit code 2 if it asks for what is not there."""
+    from supervisors.machine.devices import NoSuchDevices, find_devices
+
+    try:
+        return find_devices(option)
+    except NoSuchDevices as error:
+        fail(str(error), EXIT_BAD_CONFIG)
 
 
 def refuse_bad_sockets(check: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from supervisors.providers.provider import How, OnEnd
+from supervisors.providers.provider import How, OnEnd, OnNews
 from supervisors.tree.errors import ProviderError
 
 log = structlog.get_logger("headrace.provider")
@@ -23,15 +23,16 @@ log = structlog.get_logger("headrace.provider")
 @dataclass
 class _Booked:
     kind: str
-    asked: How = "failed"
+    asked: How | None = None
     timer: asyncio.TimerHandle | None = None
 
 
 class BookedProvider(ABC):
-    """It is the base of the kinds. ``on_end`` may be replaced at any time."""
+    """It is the base of the kinds. ``on_end`` and ``on_news`` may be replaced at any time."""
 
     def __init__(self) -> None:
         self.on_end: OnEnd = lambda node, how: None
+        self.on_news: OnNews = lambda node, words: None
         self._nodes: dict[str, _Booked] = {}
         self._used: set[str] = set()
         self._closed = False
@@ -78,13 +79,20 @@ class BookedProvider(ABC):
         except TimeoutError:
             log.warning("machines do not end", nodes=sorted(self._nodes))
 
-    def _ended(self, node: str) -> None:
-        """A kind has seen the end of ``node``; called once for each that began."""
+    def _ended(self, node: str, how: How = "failed", words: str = "") -> None:
+        """A kind has seen the end of ``node``; called once for each that began.
+
+        Args:
+            how: what it was if nobody here asked for it.
+            words: why it ended, as the cluster says it; told in that case only.
+        """
         booked = self._nodes.pop(node)
         if booked.timer is not None:
             booked.timer.cancel()
         self._changed.set()
-        self.on_end(node, booked.asked)
+        if booked.asked is None and words:
+            self.on_news(node, words)
+        self.on_end(node, booked.asked or how)
 
     # ------------------------------------------------------------ what a kind does
 

@@ -97,6 +97,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/jobs/job_run.py", "JobRun.wait", "finished.wait()"),
         ("supervisors/jobs/job_run.py", "JobRun.wait", "self._ended.wait()"),
         ("supervisors/nemesis/fault_schedule.py", "FaultSchedule._trigger", "self._moved.wait()"),
+        ("supervisors/providers/job_provider.py", "JobProvider._begin", "self._running.wait()"),
         ("supervisors/providers/job_provider.py", "JobProvider._follow", "self._running.wait()"),
     ],
     "a watcher waits for what happens next; its stream ends with the job, and with the watcher": [

@@ -38,6 +38,18 @@ def test_a_puller_that_asks_again_keeps_its_place_until_it_complains() -> None:
     assert tree.place(puller(1), "b", avoid=puller(0)).feed is None
 
 
+def test_machines_that_cannot_reach_each_other_find_that_out_once_and_not_with_each_version() -> None:
+    apart = set[tuple[str, str]]()
+    first = RelayTree(1, apart=apart)
+    first.place(puller(0), "a")
+    assert first.place(puller(1), "b").feed == puller(0)
+    assert first.place(puller(1), "b", avoid=puller(0)).feed is None
+    second = RelayTree(1, apart=apart)
+    second.place(puller(0), "a")
+    assert second.place(puller(1), "b").feed is None
+    assert second.place(puller(2), "c").feed in (puller(0), puller(1)), "others are fed as before"
+
+
 def test_a_new_life_takes_the_place_of_the_one_before() -> None:
     """It is not told to wait for itself."""
     tree = RelayTree(2)

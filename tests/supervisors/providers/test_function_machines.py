@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supervisors.providers.function_book import KIND, FunctionBook
 from supervisors.providers.function_machines import FunctionMachines
-from supervisors.providers.provider import OnEnd
+from supervisors.providers.provider import OnEnd, OnNews
 from supervisors.tree.errors import ProviderError
 
 
@@ -13,6 +13,7 @@ class Noted:
 
     def __init__(self, *refused: str) -> None:
         self.on_end: OnEnd = lambda node, how: None
+        self.on_news: OnNews = lambda node, words: None
         self.running: dict[str, str] = {}
         self.orders: list[tuple[str, str]] = []
         self._refused = refused

@@ -1,0 +1,78 @@
+"""Whose machines a cluster's jobs are: the mark that a run leaves on all that it starts, and the names it has used.
+
+    machines.json of the run directory: mark, where it was drawn, number of names used
+        mark ─▶ on each job of the cluster ─▶ found there at the next start: left by a former life, taken away first
+        head ─▶ beside it: where that life listened ─▶ somebody still answers there: refused, for they are not ours
+
+Invariants
+- A mark belongs to one run directory at one path: a copy of the directory draws a new one.
+- A name is written down before it is used, so that no life of the run uses it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, cast
+
+from configs.names import NODE_NAME_CHARACTERS_MAX
+from supervisors.tree.errors import ProviderError
+
+FILE: Final = "machines.json"
+_NUMBER_CHARACTERS: Final = 8
+"""Room that a name leaves for its dash and number."""
+
+
+class Ownership:
+    """It is a run's, for one life. ``mark`` has only letters, digits and dashes, 63 at most."""
+
+    def __init__(self, job: str, run_dir: Path, draw: Callable[[], str] = lambda: secrets.token_hex(4)) -> None:
+        self._path = run_dir / FILE
+        prefix = re.sub(r"[^a-z0-9]+", "-", job.lower())[: NODE_NAME_CHARACTERS_MAX - _NUMBER_CHARACTERS]
+        self._prefix = prefix.strip("-")
+        kept = self._kept()
+        own = kept.get("at") == str(self._path)
+        self.mark = str(kept["mark"]) if own else f"headrace-{self._prefix[:32].strip('-')}-{draw()}"
+        self._used = int(kept["used"]) if own else 0
+
+    def next_name(self) -> str:
+        """A name for a machine that none has ever had: ``<job>-<number>``.
+
+        Raises:
+            ProviderError: it cannot be written down.
+        """
+        self._used += 1
+        text = json.dumps({"mark": self.mark, "at": str(self._path), "used": self._used})
+        partial = self._path.with_suffix(".partial")
+        try:
+            partial.write_text(text + "\n", "utf-8")
+            partial.replace(self._path)
+        except OSError as error:
+            raise ProviderError(f"the name of a machine cannot be written to {self._path}: {error}") from error
+        return f"{self._prefix}-{self._used}"
+
+    def _kept(self) -> dict[str, Any]:
+        try:
+            found: Any = json.loads(self._path.read_text("utf-8"))
+            kept = cast("dict[str, Any]", found)
+            return {"mark": str(kept["mark"]), "at": str(kept["at"]), "used": int(kept["used"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+
+async def answers(endpoint: str, timeout_s: float) -> bool:
+    """Whether somebody listens at a TCP endpoint: the head of another life, which then lives."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdigit():
+        return False
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+        return True
+    return False
