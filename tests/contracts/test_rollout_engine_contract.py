@@ -1,7 +1,7 @@
 """What every rollout engine promises, over all kinds: torch (fused and generic), simulated, vllm.
 
-Kinds with ``-adapter`` serve versions that are adapters of the checkpoint; ``ranks`` are several processes that compute each
-step together; kinds that end in ``-cuda`` need a device.
+Kinds with ``-adapter`` serve versions that are adapters of the checkpoint; ``ranks`` are several processes that
+compute each step together; kinds that end in ``-cuda`` need a device.
 """
 
 from __future__ import annotations
