@@ -40,6 +40,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         (f"{EPISODES}/verifiers_call.py", "VerifiersDriver._start", "of.readline()"),
         (f"{EPISODES}/verifiers_call.py", "VerifiersDriver.lives", "os.waitpid(self._guard, os.WNOHANG)"),
     ],
+    "a guard that was told to end kills its group and ends; the kernel alone can delay it": [
+        (f"{EPISODES}/verifiers_call.py", "VerifiersDriver._start", "os.waitpid(guard, 0)"),
+    ],
     "the zygote gives it limits.ready_timeout_s to begin, and an episode hangs up when its time is over": [
         (f"{EPISODES}/verifiers_server.py", "main", "sys.stdin.readline()"),
         (f"{EPISODES}/verifiers_server.py", "serve", "client.wait_for_server_startup()"),
