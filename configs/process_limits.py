@@ -101,6 +101,27 @@ class ProcessLimits(BaseModel):
         description="pause after a cluster's machine failed: it asks a scheduler that others use, too",
     )
     machine_retry_max_s: float = Field(default=300.0, description="that pause doubles up to this")
+    cluster_look_s: float = Field(
+        default=4.0, gt=0, description="how often a cluster is asked for its jobs; more seldom than it answers squeue"
+    )
+    cluster_answer_s: float = Field(
+        default=30.0,
+        description="a cluster answers within this; Slurm's own patience is 10 s, some tries long",
+    )
+    cluster_early_s: float = Field(
+        default=60.0, description="Slurm tells jobs of the end of their time up to a minute earlier than asked"
+    )
+    cluster_end_s: float = Field(
+        default=60.0,
+        description="beyond its notice, what was told to go is gone within this: Slurm kills after KillWait, 30 s by "
+        "default, and a Kubernetes node that is lost says nothing",
+    )
+    cluster_list_s: float = Field(
+        default=60.0, gt=0, description="Kubernetes: all pods are listed so often, should a watch have gone silent"
+    )
+    cluster_claim_s: float = Field(
+        default=15.0, gt=0, description="Kubernetes: a head that is silent for this long owns its pods no more"
+    )
     start_attempts_max: int = Field(
         default=3, description="a child that was never ready is not tried more often in a row"
     )

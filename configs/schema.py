@@ -9,8 +9,10 @@ from pydantic import Field
 from configs.adapter_schema import AdapterConfig
 from configs.episode_schema import EnvironmentConfig, GatewayConfig
 from configs.evaluation_schema import SEED_OFFSET, EvaluationConfig
+from configs.kubernetes_schema import KubernetesConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
+from configs.provider_schema import SlurmConfig
 from configs.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.task_schema import DataConfig, RewardConfig
 
@@ -82,8 +84,18 @@ class RolloutConfig(Section):
 
 
 class TrainerConfig(Section):
-    backend: Literal["torch", "simulated"] = "torch"
-    """``torch``: AdamW on the whole model; ``simulated``: next to no arithmetic, in the time that a cost model says."""
+    backend: Literal["torch", "fsdp", "simulated"] = "torch"
+    """``torch``: AdamW on the whole model, on one device; ``fsdp``: the same on several, each with a part of the
+    weights (``ranks``); ``simulated``: next to no arithmetic, in the time that a cost model says."""
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    """``fsdp``: processes that train together, with a device each. Weights, gradients and moments are sharded over
+    them, by torch's FSDP2. A run repeats bit for bit with the same number, and any number reads its checkpoints."""
+    replicas: PositiveInt = 1
+    """``fsdp``: copies of the weights, each sharded over ``ranks / replicas`` ranks. For ranks on several machines: one
+    copy a machine, so that only gradients travel between them."""
+    offload: bool = False
+    """``fsdp`` on CUDA: weights and moments stay in the CPU's memory, and come to the device a layer at a time. Takes
+    less of its memory, and more time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is a device."""
     lr: PositiveFloat = 1e-6
@@ -100,7 +112,7 @@ class TrainerConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
     """The gradient is scaled down to this norm."""
     micro_batch_tokens: PositiveInt = 16_384
-    """Padded tokens in one forward and backward pass."""
+    """Padded tokens in one forward and backward pass; ``fsdp``: of each rank."""
     window_prompts: NonNegativeInt = 0
     """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
     0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
@@ -125,6 +137,11 @@ class TrainerConfig(Section):
     """``service``: whose quota the job counts against."""
     ranks: PositiveInt = 1
     """Processes that train the model together, each with a part of it; all of them end and start as one."""
+
+    @property
+    def pass_tokens(self) -> int:
+        """Padded tokens in one forward and backward pass of all ranks together."""
+        return self.micro_batch_tokens * self.ranks
 
 
 class SyncConfig(Section):
@@ -227,7 +244,8 @@ class ClusterConfig(Section):
     """Where workers run: on the head's machine, on other nodes, or on other nodes while there are any. ``elastic``:
     ``rollout.workers`` on the head's machine, and one on each slot of every other node while it is there."""
     listen: str = "tcp://127.0.0.1:7001"
-    """``headrace run`` with ``nodes``: where they join; beyond loopback it needs ``--keys``."""
+    """``headrace run`` with ``nodes``, or a provider of other hosts: where they join; beyond loopback it needs
+    ``--keys``."""
     wait_s: PositiveFloat = 120.0
     """How long to wait for those nodes, and for a place for a worker that lost its own."""
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
@@ -243,18 +261,25 @@ class SpotConfig(Section):
     speed: PositiveFloat = 1.0
     """The trace runs this much faster than it was recorded."""
     notice_s: Annotated[float, Field(ge=0)] = 0.0
-    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none."""
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
+    is still there after it is told to go, which is the partition's ``GraceTime``. ``kubernetes``: the grace period of
+    its pods."""
     nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all."""
+    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` and ``kubernetes`` need it: so many
+    are kept."""
 
 
 class ProviderConfig(SpotConfig):
     """Who brings machines up and takes them away while the job runs. Needs ``cluster.place_rollout: elastic``."""
 
-    kind: Literal["none", "local", "functions"] = "none"
+    kind: Literal["none", "local", "functions", "slurm", "kubernetes"] = "none"
     """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine, as ``trace`` says.
     ``functions``: machines of one worker each that are started as a step's plan wants them, sleep once they have
-    nothing more to do, and are given back. Needs ``scheduling.policy: planned``."""
+    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster.
+    ``kubernetes``: pods."""
+    slurm: SlurmConfig = SlurmConfig()
+    kubernetes: KubernetesConfig | None = None
+    """``kubernetes``: what its pods are; needed there."""
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"
@@ -269,6 +294,11 @@ class ProviderConfig(SpotConfig):
     no device, which costs about a tenth."""
     prewarm_buffer_s: Annotated[float, Field(ge=0)] = 0.5
     """``functions``: they are started so much earlier than they would just be ready for the next step."""
+
+    @property
+    def brings_hosts(self) -> bool:
+        """Whether its machines are other hosts, which join at ``cluster.listen``."""
+        return self.kind in ("slurm", "kubernetes")
 
 
 class MetricsConfig(Section):
@@ -316,6 +346,11 @@ class JobConfig(Section):
     provider: ProviderConfig = ProviderConfig()
     metrics: MetricsConfig = MetricsConfig()
     limits: Limits = Limits()
+
+    @property
+    def listen(self) -> str | None:
+        """Where ``headrace run`` lets other machines join; None: nobody will."""
+        return self.cluster.listen if self.cluster.nodes or self.provider.brings_hosts else None
 
     @property
     def staleness(self) -> int:

@@ -80,7 +80,6 @@ async def run_job(
         HeadraceError: the machine process could not start. What happens to the head and the job is in the summary.
     """
     run_dir = run_dir.resolve()
-    listen = job.cluster.listen if job.cluster.nodes else None
     log_to_file(run_dir / "logs" / "machine.log")
 
     def on_ready(head: HeadReady) -> None:
@@ -93,8 +92,10 @@ async def run_job(
             on_progress({"message": f"waiting for {job.cluster.nodes} nodes: headrace node --join {join}"})
 
     provider = JobProvider(job, run_dir, on_progress, keys=keys)
-    machine = MachineProcess(listen=listen, limits=job.limits, on_progress=provider.hear, on_ready=on_ready, keys=keys,
-                             machine=LocalMachine(devices))  # fmt: skip
+    machine = MachineProcess(
+        listen=job.listen, limits=job.limits, on_progress=provider.hear, on_ready=on_ready, keys=keys,
+        machine=LocalMachine(devices),
+    )  # fmt: skip
     order = _order(run_dir.parent, control or default_endpoint(run_dir, machine.private), run_dir / "logs" / "head.log",
                    keys, control_keys)  # fmt: skip
     order = msgspec.structs.replace(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
+from typing import Final
 
+from configs.checks.kubernetes_checks import check_kubernetes
+from configs.provider_schema import SlurmConfig
 from configs.schema import JobConfig, ProviderConfig, SpotConfig
 
 Found = tuple[str, str, str]
@@ -11,14 +16,27 @@ Found = tuple[str, str, str]
 
 _TRACE_KEYS = tuple(SpotConfig.model_fields)
 _FUNCTION_KEYS = ("machines", "idle_s", "bill_rounding_s", "asleep_price", "prewarm_buffer_s")
+_FOREIGN: Final = {
+    "none": (*_TRACE_KEYS, "slots", *_FUNCTION_KEYS, "slurm", "kubernetes"),
+    "local": (*_FUNCTION_KEYS, "slurm", "kubernetes"),
+    "functions": (*_TRACE_KEYS, "slurm", "kubernetes"),
+    "slurm": ("trace", "speed", *_FUNCTION_KEYS, "kubernetes"),
+    "kubernetes": ("trace", "speed", *_FUNCTION_KEYS, "slurm"),
+}
+"""Kind → the keys of the section that say nothing to it."""
+_TIME: Final = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|infinite|unlimited", re.IGNORECASE)
+_OURS: Final = re.compile(
+    r"-[JnNaWH]|--(job-name|comment|nodes|ntasks|array|requeue|no-requeue|wrap|parsable|test-only|wait|hold|signal)(=|$)"
+)
+"""Options of sbatch that make a job one machine, or by which a run knows its own."""
 
 
 def check_provider(job: JobConfig) -> list[Found]:
     """The trace itself is read when the run begins."""
     provider, cluster, default = job.provider, job.cluster, ProviderConfig()
-    foreign = {"none": (*_TRACE_KEYS, "slots", *_FUNCTION_KEYS), "local": _FUNCTION_KEYS, "functions": _TRACE_KEYS}
-    others = [name for name in foreign[provider.kind] if getattr(provider, name) != getattr(default, name)]
+    others = [name for name in _FOREIGN[provider.kind] if getattr(provider, name) != getattr(default, name)]
     right = "functions" if others and others[0] in _FUNCTION_KEYS else "local"
+    right = others[0] if others and others[0] in ("slurm", "kubernetes") else right
     fix = f"Set provider.kind to {right}, or leave {'the section' if provider.kind == 'none' else 'it'} out"
     found = [(f"provider.{name}", f"is set, but provider.kind is {provider.kind}", fix) for name in others[:1]]
     if provider.kind == "none":
@@ -28,11 +46,47 @@ def check_provider(job: JobConfig) -> list[Found]:
         found.append(("cluster.place_rollout", wrong, "Set it to elastic"))
     if provider.kind == "functions":
         return [*found, *_check_functions(job)]
+    if provider.brings_hosts:
+        own = _check_slurm(provider.slurm) if provider.kind == "slurm" else check_kubernetes(provider.kubernetes)
+        return [*found, *_check_hosts(job), *own]
     if provider.trace is None:
         found.append(("provider.trace", "is missing, and provider.kind is local", "Name a file; see configs/traces"))
     elif not Path(provider.trace).is_file():
         fix = "Check the path; some lie in configs/traces"
         found.append(("provider.trace", f"{provider.trace}: there is no such file", fix))
+    return found
+
+
+def _check_hosts(job: JobConfig) -> list[Found]:
+    """What machines on other hosts need."""
+    provider, listen = job.provider, job.cluster.listen
+    found: list[Found] = []
+    if provider.nodes_max is None:
+        wrong = f"is missing, and provider.kind is {provider.kind}"
+        found.append(("provider.nodes_max", wrong, "Say how many machines are wanted at most"))
+    if listen.removeprefix("tcp://").startswith(("127.", "localhost:", "[::1]:")):
+        wrong = f"{listen} is reached from the head's machine only, and provider.kind is {provider.kind}"
+        found.append(("cluster.listen", wrong, "Set it to tcp://0.0.0.0:7001, and start with --keys"))
+    return found
+
+
+def _check_slurm(slurm: SlurmConfig) -> list[Found]:
+    found: list[Found] = []
+    if slurm.time_limit is not None and not _TIME.fullmatch(slurm.time_limit):
+        fix = 'Write minutes, h:mm:ss, days-hours or days-hours:mm, in quotes, such as "4:00:00"'
+        found.append(("provider.slurm.time_limit", f"{slurm.time_limit!r} is no time limit of Slurm", fix))
+    for line in slurm.sbatch:
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            found.append(("provider.slurm.sbatch", f"{line!r} cannot be read: {error}", "Correct the quotes"))
+            continue
+        if not line.startswith("-"):
+            wrong = f"{line!r} is no option of sbatch"
+            found.append(("provider.slurm.sbatch", wrong, "Write options only, without #SBATCH, such as --gres=gpu:4"))
+        elif ours := next((word for word in words if _OURS.match(word)), ""):
+            wrong = f"{ours} is set by Headrace, for which each machine is a job of one node"
+            found.append(("provider.slurm.sbatch", wrong, "Remove it; provider.nodes_max says how many"))
     return found
 
 

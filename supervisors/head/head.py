@@ -93,7 +93,7 @@ class Head:
         self._agent = agent
         self._runtime = self.machine.runtime_directory() if agent is None else None
         self._listen = listen or f"ipc://{self._runtime}/head"
-        self.nodes = Nodes("head")
+        self.nodes = Nodes("head", self._keys.nodes.registered if self._keys.nodes else ())
         beside = services_dir or run_root
         self.services = Services(
             self.nodes, machine, beside, limits=limits, on_news=self._tell_its_jobs,

@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -49,9 +48,11 @@ class Membership(RegisteredActor):
     """Keeps this node in the head's register. It crashes with HeadLost when the head stays away."""
 
     def __init__(
-        self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str, devices: Sequence[str] = ()
+        self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str, options: NodeOptions
     ) -> None:
-        self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind, devices=tuple(devices))
+        devices = options.machine.devices.ids
+        self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind, devices=devices)
+        self._options = options
         self._first = head
         self._leaving = False
         self._head_ended = False
@@ -62,7 +63,7 @@ class Membership(RegisteredActor):
         await self.register()
 
     async def introduce(self, hub: ActorRef) -> None:
-        await hub.ask(self._offer, Joined)
+        self._options.neighbours = (await hub.ask(self._offer, Joined)).neighbours
 
     async def register(self) -> None:
         try:
@@ -157,8 +158,7 @@ class NodeProcess:
         agent = await system.spawn("agent", self._agent)
         await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
         there = ActorAddress("nodes", head, self._join)
-        devices = self._machine.devices.ids
-        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind, devices)
+        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind, options)
         await system.spawn("membership", self._membership)
 
     async def _connect(self, system: ActorSystem) -> PeerId:

@@ -167,6 +167,7 @@ class NodeAgent(Actor):
             limits=order.limits or limits.model_dump_json(),
             seed=self._options.seed,
             keys=self._options.keys,
+            neighbours=self._options.neighbours,
         )
         log_path = Path(args.run_dir) / "logs" / f"{args.name}.log"
         launch = Launch(self._options.command, log_path, spec.encode(), {}, order.may_stay, order.devices)

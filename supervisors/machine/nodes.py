@@ -29,6 +29,9 @@ from supervisors.machine.devices import is_device_id
 from supervisors.tree.errors import NodeRefused, NoNode, NotYourNode
 from transport.address import ActorAddress
 
+Neighbours = tuple[tuple[str, str], ...]
+"""The nodes that a head lets in, by the names of their keys, each with its key as endpoints carry it."""
+
 
 @message("nodes.join")
 class JoinCluster(Message):
@@ -47,6 +50,7 @@ class JoinCluster(Message):
 @message("nodes.joined")
 class Joined(Message):
     head: str
+    neighbours: Neighbours = ()
 
 
 @message("nodes.leave")
@@ -80,6 +84,11 @@ class Node:
     def slots_used(self) -> int:
         return len(set(self.placed.values()))
 
+    def room(self, ranks: int) -> int:
+        """How many workers of so many ranks it takes: one a slot, but no more than have devices of their own."""
+        devices = len(self.devices.ids)
+        return min(self.slots, devices // ranks) if devices and ranks > 1 else self.slots
+
     def put(self, process: str, group: Collection[str]) -> None:
         """``process`` is here, and with it the others of its group if it has one."""
         self.placed[process] = min({*group, process})
@@ -93,8 +102,9 @@ class Node:
 class Nodes(Actor):
     """This actor is the register of nodes. ``choose`` is called by code of the same process."""
 
-    def __init__(self, head: str) -> None:
+    def __init__(self, head: str, neighbours: Neighbours = ()) -> None:
         self._head = head
+        self._neighbours = neighbours
         self._nodes: dict[str, Node] = {}
         self._cut_off: dict[str, Node] = {}
         self._changed = asyncio.Event()
@@ -117,9 +127,19 @@ class Nodes(Actor):
     def remote_count(self) -> int:
         return sum(not node.local for node in self._nodes.values())
 
+    @property
+    def devices_here(self) -> int:
+        """Number of devices of the head's own machine."""
+        return sum(len(node.devices.ids) for node in self._nodes.values() if node.local)
+
+    def devices_in_words(self) -> str:
+        """Who has which device, for people; empty where there are none."""
+        with_devices = [node for node in self._nodes.values() if node.devices.ids]
+        return "; ".join(f"devices of {node.name}: {node.devices}" for node in with_devices)
+
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
-        _check_offer(message, self.ctx.limits)
+        check_offer(message, self.ctx.limits)
         self._check_own(message.node, message.agent)
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
@@ -131,7 +151,7 @@ class Nodes(Actor):
             )  # fmt: skip
             self.ctx.watch(message.agent)
         self._signal()
-        return Joined(head=self._head)
+        return Joined(head=self._head, neighbours=self._neighbours)
 
     def _check_own(self, node: str, agent: ActorAddress | None = None) -> None:
         """A machine speaks for itself only.
@@ -266,7 +286,7 @@ class Nodes(Actor):
                 return node
         if kind.startswith("node:"):
             return there[0] if there else None
-        fitting = [n for n in there if n.local or n.slots_used < n.slots]
+        fitting = [n for n in there if n.local or n.slots_used < n.room(max(devices, 1))]
         remote = [n for n in fitting if not n.local]
         if kind == "spread" and remote:
             fitting = remote  # the head's machine trains; it generates only when nobody else can
@@ -321,7 +341,7 @@ def _is_of(node: Node, kind: str) -> bool:
     return kind == "spread" or node.local == (kind == "local")
 
 
-def _check_offer(offer: JoinCluster, limits: Limits) -> None:
+def check_offer(offer: JoinCluster, limits: Limits) -> None:
     """Raises:
     NodeRefused: it cannot be a machine of this head.
     """

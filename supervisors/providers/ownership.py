@@ -11,6 +11,8 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import secrets
@@ -58,7 +60,19 @@ class Ownership:
         try:
             found: Any = json.loads(self._path.read_text("utf-8"))
             kept = cast("dict[str, Any]", found)
-            int(kept["used"]), str(kept["mark"])
+            return {"mark": str(kept["mark"]), "at": str(kept["at"]), "used": int(kept["used"])}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        return kept
+
+
+async def answers(endpoint: str, timeout_s: float) -> bool:
+    """Whether somebody listens at a TCP endpoint: the head of another life, which then lives."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdigit():
+        return False
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+        return True
+    return False

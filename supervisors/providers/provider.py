@@ -4,8 +4,8 @@
     notice ─▶ SIGTERM ─▶ it leaves in good order ─▶ gone, after ``window_s`` at the latest
     kill ─▶ gone, without a word
 
-Kinds: ``local`` (processes on this machine), ``simulated`` (machines of a simulated cluster). A new one implements
-``Provider`` and passes ``tests/contracts/test_provider_contract.py``.
+Kinds: ``local`` (processes on this machine), ``simulated`` (machines of a simulated cluster), ``slurm`` (jobs of a
+Slurm cluster). A new one implements ``Provider`` and passes ``tests/contracts/test_provider_contract.py``.
 
 Invariants
 - A node's name is used once: a machine that comes back has another one. So nothing meant for a former life reaches it.
@@ -61,4 +61,16 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Give everything back, in good order where there is time. Idempotent."""
+        ...
+
+
+class ClusterProvider(Provider, Protocol):
+    """Its machines are other hosts, which a cluster's scheduler gives, and which outlive this process."""
+
+    async def open(self) -> None:
+        """Before anything else: ask whether the cluster would give such machines, and end what a former life left.
+
+        Raises:
+            ProviderError: it would not, or another head has this run's machines; in the cluster's own words.
+        """
         ...

@@ -96,7 +96,7 @@ ZMQ_FILES = {"transport.zmq.socket", "transport.zmq.context", "actors.control.so
 """The wire of the actors has one owner, and contexts and keys another; the control socket is for any language."""
 WALL_CLOCK = {"actors.host.clock"}
 """Times of day for people and for joining the files of a run; nothing is decided by them."""
-HEAVY = {"torch", "vllm", "transformers", "kubernetes", "datasets"}
+HEAVY = {"torch", "vllm", "transformers", "lightkube", "datasets"}
 BANNED_CALLS = {
     "asyncio.wait": "its sets have no order: iterate a list",
     "asyncio.as_completed": "its order differs from run to run",

@@ -123,6 +123,10 @@ class VllmCore:
                 forget_failed_core()
                 if is_about_memory(error):
                     raise EngineUnavailable(f"vLLM could not get the memory it needs: {brief(error)}") from error
+                if place is not None and isinstance(
+                    error, RuntimeError
+                ):  # as torch says of a rank that is gone or late
+                    raise EngineUnavailable(f"rank {place.rank} of {place.size} fails: {brief(error)}") from error
                 raise ModelUnreadable(f"vLLM cannot load {str(spec.model_path)!r}: {brief(error)}") from error
 
     # ------------------------------------------------------------ requests
@@ -233,9 +237,7 @@ class VllmCore:
     def model_config(self) -> Any:
         return self._core.vllm_config.model_config
 
-    def load(
-        self, tensors: WeightTensors, *, name: str, can_undo: bool, all_agree: Callable[[bool], bool]
-    ) -> None:
+    def load(self, tensors: WeightTensors, *, name: str, can_undo: bool, all_agree: Callable[[bool], bool]) -> None:
         """Serve checked ``tensors`` under a ``name`` that is new; on an error what was served before, if it was whole.
 
         With adapters no request may be left in the core that was submitted before.

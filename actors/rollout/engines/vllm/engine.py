@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -38,6 +37,7 @@ from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.requests import ended_before_start
 from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.engines.vllm.setup import step_seconds
+from actors.rollout.engines.vllm.unfinished import Unfinished
 from actors.rollout.errors import EngineError, EngineUnavailable, RequestRefused, WeightsMismatch
 
 if TYPE_CHECKING:
@@ -49,21 +49,6 @@ T = TypeVar("T")
 
 _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 """Our finish reason for each of vLLM's."""
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """Follows one unfinished sequence. ``tokens`` are the prompt's and the response's."""
-
-    request: GenerationRequest
-    tokens: list[int]
-    prompt_tokens: int
-    core_id: str = ""
-
-    @property
-    def position(self) -> int:
-        """Position of the token that comes next."""
-        return self.request.first + len(self.tokens) - self.prompt_tokens
 
 
 class VllmEngine:
@@ -80,9 +65,9 @@ class VllmEngine:
         self._expected: Expected | AdapterTensors | None = None
         self._version = 0
         self._loads = 0
-        self._sequences: dict[int, _Sequence] = {}
-        self._by_core_id: dict[str, _Sequence] = {}
-        self._incoming: list[_Sequence] = []
+        self._sequences: dict[int, Unfinished] = {}
+        self._by_core_id: dict[str, Unfinished] = {}
+        self._incoming: list[Unfinished] = []
         self._columns = StepColumns()
         self._step_s = 0.0
         self._hurried = False
@@ -97,10 +82,7 @@ class VllmEngine:
 
     async def start(self, spec: EngineSpec) -> None:
         if spec.tensor_parallel > 1 and self._place is None:
-            raise EngineUnavailable(
-                f"rollout.tensor_parallel is {spec.tensor_parallel}, and this engine has no other ranks: it is started "
-                "as a worker's whole group"
-            )
+            raise EngineUnavailable(f"rollout.tensor_parallel is {spec.tensor_parallel}: no other ranks are here")
         self._spec = spec
         self._step_s = step_seconds(spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
@@ -157,14 +139,14 @@ class VllmEngine:
 
     def _add(self, request: GenerationRequest) -> None:
         tokens = [*request.prompt_ids.tolist(), *request.generated.tolist()]
-        sequence = _Sequence(request, tokens, len(request.prompt_ids))
+        sequence = Unfinished(request, tokens, len(request.prompt_ids))
         if (reason := ended_before_start(request, self._live_core.context_tokens)) is not None:
             self._columns.end(request.request, request.position, reason)
         else:
             self._sequences[request.request] = sequence
             self._incoming.append(sequence)
 
-    def _budget(self, sequence: _Sequence) -> int:
+    def _budget(self, sequence: Unfinished) -> int:
         """How many tokens this sequence may still get."""
         return min(
             sequence.request.end - sequence.position,
@@ -179,7 +161,7 @@ class VllmEngine:
         }
         self._incoming = [sequence for sequence in self._incoming if id(sequence) not in gone]
 
-    def _end_aborted(self, sequence: _Sequence) -> bool:
+    def _end_aborted(self, sequence: Unfinished) -> bool:
         self._columns.end(sequence.request.request, sequence.position, FinishReason.ABORTED)
         if sequence.core_id:
             self._dropped.append(sequence.core_id)
@@ -238,7 +220,7 @@ class VllmEngine:
             self._submit(sequence)
         self._incoming = []
 
-    def _submit(self, sequence: _Sequence) -> None:
+    def _submit(self, sequence: Unfinished) -> None:
         request = sequence.request
         self._submitted += 1
         sequence.core_id = f"{request.request}.{self._submitted}"
@@ -256,7 +238,7 @@ class VllmEngine:
 
     def _take(self, steps: Sequence[CoreRows]) -> None:
         """Into columns, and onto our own side's tokens. Most steps are of the same sequences as the one before."""
-        core_ids, sequences = list[str](), list[_Sequence]()
+        core_ids, sequences = list[str](), list[Unfinished]()
         requests = offsets = np.empty(0, np.int64)
         for rows in steps:
             if rows.core_ids != core_ids:
@@ -352,12 +334,12 @@ class VllmEngine:
         stale = [s for s in self._by_core_id.values() if in_flight == "recompute" or core.not_begun(s.core_id)]
         self._resubmit(stale)
 
-    def _resubmit(self, sequences: Sequence[_Sequence]) -> None:
+    def _resubmit(self, sequences: Sequence[Unfinished]) -> None:
         """Take sequences out of vLLM and queue them anew, under the present version's part of the prefix cache."""
         self._withdraw(sequences)
         self._incoming = [*sequences, *self._incoming]
 
-    def _withdraw(self, sequences: Sequence[_Sequence]) -> None:
+    def _withdraw(self, sequences: Sequence[Unfinished]) -> None:
         self._dropped.extend(sequence.core_id for sequence in sequences)
         for sequence in sequences:
             del self._by_core_id[sequence.core_id]

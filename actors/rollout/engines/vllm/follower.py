@@ -34,7 +34,7 @@ class VllmFollower:
         self._engine = FollowingEngine()
 
     async def serve(self, order: bytes) -> bytes:
-        """Obey. What the engine refuses is answered, for the leader's refuses it too; any other error ends this rank."""
+        """Obey. What the engine refuses is answered: the leader's refuses it too. Any other error ends this rank."""
         try:
             return encoded(await self._obey(decoded_order(order)))
         except EngineError as error:

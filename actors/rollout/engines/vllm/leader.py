@@ -63,14 +63,15 @@ class LeadingEngine(RankedEngine):
         if spec.tensor_parallel != size:
             raise EngineUnavailable(f"rollout.tensor_parallel is {spec.tensor_parallel}, and {size} ranks are there")
         with ranks.rendezvous(size) as directory:
-            silence_s = self._limits.engine_step_s
+            silence_s = max(self._limits.engine_step_s, self._limits.ready_timeout_s)
             self.take_place(ranks.Place(rank=ranks.LEADER, size=size, directory=directory, silence_s=silence_s))
             begin = Begin(spec=spec, directory=directory, silence_s=silence_s)
             await self._built(begin, super().start(spec))
 
     async def wake(self) -> None:
+        self._check_whole()
         if self._asleep:
-            with ranks.rendezvous(self._place.size) as directory:
+            with ranks.rendezvous(self._followers.count + 1) as directory:
                 self.meet_at(directory)
                 await self._built(Wake(directory=directory), super().wake())
 
@@ -91,6 +92,7 @@ class LeadingEngine(RankedEngine):
         self._commands.append(Abort(requests=[int(number) for number in requests]))
 
     async def step(self) -> StepOutput:
+        self._check_whole()
         self._check_step()
         answers, output = await self._together(Step(), super().step(), self._limits.engine_step_s)
         drawn = hash_of(output)
@@ -110,6 +112,7 @@ class LeadingEngine(RankedEngine):
         *,
         in_flight: Literal["keep", "recompute"],
     ) -> None:
+        self._check_whole()
         self._check_load(tensors, dtypes)
         shared = as_file(tensors, dtypes)
         file, entries = await self._run(shared.__enter__)
@@ -121,15 +124,14 @@ class LeadingEngine(RankedEngine):
             shared.__exit__(None, None, None)
 
     async def sleep(self, level: int) -> None:
+        self._check_whole()
         self._check_level(level)
         if not self._asleep:
             await self._together(Sleep(level=level), super().sleep(level), self._limits.pull_timeout_s)
 
     # ------------------------------------------------------------ all ranks together
 
-    async def _together(
-        self, call: Step | Load | Sleep, own: Awaitable[T], timeout_s: float
-    ) -> tuple[list[Answer], T]:
+    async def _together(self, call: Step | Load | Sleep, own: Awaitable[T], timeout_s: float) -> tuple[list[Answer], T]:
         """What the followers answer to ``call`` and what this rank's ``own`` part of it gives.
 
         Raises:
@@ -137,16 +139,16 @@ class LeadingEngine(RankedEngine):
             EngineError: all ranks alike have refused it.
         """
         try:
-            answers, (result, refusal) = await asyncio.gather(self._call(call, timeout_s), _result_of(own))
+            answers, result = await asyncio.gather(self._call(call, timeout_s), _or_refusal(own))
         except Exception as error:  # noqa: BLE001 - torch's, when a rank is gone
             self._lose(f"a rank is gone: {type(error).__name__}: {error}", error)
         refused = [answer.refusal for answer in answers]
-        if refusal is not None and all(refused):
-            raise refusal
-        if refusal is not None or any(refused):
-            said = refusal or next(text for text in refused if text)
-            self._lose(f"some ranks have done what others refuse: {said}", refusal)
-        assert result is not None or not isinstance(call, Step)
+        if isinstance(result, EngineError):
+            if all(refused):
+                raise result
+            self._lose(f"some ranks have done what others refuse: {result}", result)
+        if any(refused):
+            self._lose(f"some ranks have done what others refuse: {next(text for text in refused if text)}")
         return answers, result
 
     async def _built(self, call: Begin | Wake, own: Awaitable[None]) -> None:
@@ -166,20 +168,25 @@ class LeadingEngine(RankedEngine):
                 raise kind(f"rank {rank}: {answer.refusal}")
 
     async def _call(self, call: Begin | Step | Load | Sleep | Wake, timeout_s: float) -> list[Answer]:
-        if self._lost:
-            raise RankLost(self._lost)
         order = encoded(Order(commands=self._commands, call=call))
         self._commands = []
         answers = await self._followers.call([order] * self._followers.count, timeout_s=timeout_s)
         return [decoded_answer(answer) for answer in answers]
 
+    def _check_whole(self) -> None:
+        """Before a call: once a rank is lost, this one does nothing more either."""
+        if self._lost:
+            raise RankLost(self._lost)
+
     def _lose(self, why: str, error: Exception | None = None) -> NoReturn:
         self._lost = why
-        raise (error if isinstance(error, RankLost) else RankLost(why)) from error
+        if isinstance(error, RankLost):
+            raise error
+        raise RankLost(why) from error
 
 
-async def _result_of(own: Awaitable[T]) -> tuple[T, None] | tuple[None, EngineError]:
+async def _or_refusal(own: Awaitable[T]) -> T | EngineError:
     try:
-        return await own, None
+        return await own
     except EngineError as error:
-        return None, error
+        return error

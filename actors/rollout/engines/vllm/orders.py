@@ -140,7 +140,7 @@ def _written(tensors: WeightTensors, dtypes: Mapping[str, str]) -> _Placed:
     file.truncate(size)
     for entry in entries:
         file.seek(entry.offset_bytes)
-        file.write(np.ascontiguousarray(tensors[entry.name]).reshape(-1).view(np.uint8))
+        file.write(np.ascontiguousarray(tensors[entry.name]).reshape(-1).view(np.uint8).data)
     file.flush()
     return file, entries
 
@@ -148,7 +148,7 @@ def _written(tensors: WeightTensors, dtypes: Mapping[str, str]) -> _Placed:
 @contextlib.contextmanager
 def read(load: Load) -> Iterator[dict[str, np.ndarray]]:
     """The tensors of the leader's file, mapped."""
-    with open(load.file, "rb") as file:
+    with Path(load.file).open("rb") as file:
         views = entry_views(load.entries, map_file(file))
     yield views
     views.clear()

@@ -12,15 +12,14 @@ from actors.rollout.engines.vllm.engine import VllmEngine
 class RankedEngine(VllmEngine):
     """Is built at its place among the ranks, and agrees with the others on what has gone well."""
 
-    _place: ranks.Place
-
     def take_place(self, place: ranks.Place) -> None:
         """Say which rank it is, before it starts."""
         self._place = place
 
     def meet_at(self, directory: Path) -> None:
         """Say where ranks that have let go of each other meet again."""
-        self.take_place(dataclasses.replace(self._place, directory=directory))
+        assert self._place is not None, "it has been started"
+        self._place = dataclasses.replace(self._place, directory=directory)
 
     def _all_agree(self, well: bool) -> bool:
         return ranks.all_agree(well)

@@ -266,7 +266,7 @@ def groups_without_threads() -> Iterator[None]:
     """Let torch.distributed make groups of one member without a transport, and without its thread.
 
     vLLM makes a dozen gloo groups, of which each has a thread that wakes a hundred times a second; all together they
-    took three percent of a core. A member alone has nobody to talk to, and the group that is called fake does just that.
+    took three percent of a core. Who is alone has nobody to talk to, and the group that is called fake does just that.
     """
     import torch.testing._internal.distributed.fake_pg  # noqa: F401 - makes it known to torch
     from torch import distributed

@@ -202,7 +202,7 @@ def reload_in_place(
     error: BaseException | None = None
     try:
         _fill(model, model_config, expected.loadable(tensors))
-    except BaseException as raised:
+    except BaseException as raised:  # noqa: BLE001 - raised again when all ranks know
         error = raised
     if all_agree(error is None):
         return

@@ -1,0 +1,250 @@
+"""The provider ``slurm``: each machine is a job of a Slurm cluster, whose only step is a ``headrace node``.
+
+    start  ─▶ sbatch ─▶ pending ─▶ running: it joins the head ─▶ over ─▶ taken │ failed, with what the cluster says
+    notice ─▶ pending: scancel; running: SIGTERM to its step ─▶ it leaves in good order        kill ─▶ SIGKILL
+    the cluster itself: preemption, or a time limit that is near ─▶ SIGTERM to the step ─▶ the same
+
+One task does all: it submits what is new, passes orders on, and looks with ``squeue``; an order wakes it.
+
+Invariants
+- A job is over when ``squeue`` says so, or knows it no more. A command that fails is no news: neither an end nor a
+  start. Whether an ``sbatch`` that failed has left a job is seen at the next look, by the job's name.
+- Jobs carry the run's mark in their comment. What has it and is none of ours is cancelled.
+- ``close`` ends all of them, also those that were submitted without our knowing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from configs.limits import Limits
+from supervisors.providers.base import BookedProvider, log
+from supervisors.providers.ownership import answers
+from supervisors.providers.provider import How
+from supervisors.providers.slurm_commands import JobRow, Slurm, SlurmError, seconds
+from supervisors.providers.slurm_script import MachineJob
+from supervisors.tree.errors import ProviderError
+
+_TAKEN: Final = {
+    "PREEMPTED": "was preempted",
+    "TIMEOUT": "has reached its time limit",
+    "NODE_FAIL": "has lost its node",
+}
+
+
+@dataclass
+class _Machine:
+    kind: str
+    id: str = ""
+    state: str = "NEW"
+    refused: str = ""
+    """What ``sbatch`` said as it failed."""
+    order: str = ""
+    """Order not yet carried out: ``go`` or ``away``; the latter stands until the job is over."""
+    told: set[str] = field(default_factory=set[str])
+
+
+class SlurmProvider(BookedProvider):
+    """This provider runs jobs of Slurm. Create it on the running loop, ``open`` it, and ``close`` it."""
+
+    def __init__(self, jobs: MachineJob, limits: Limits, slurm: Slurm | None = None) -> None:
+        super().__init__()
+        self._jobs, self._limits = jobs, limits
+        self._slurm = slurm or Slurm(limits.cluster_answer_s)
+        self._close_window_s = limits.stop_timeout_s
+        self._machines: dict[str, _Machine] = {}
+        self._trouble = ""
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Take away what a former life of this run has left, and ask whether the cluster would give such machines.
+
+        Raises:
+            ProviderError: it would not, in its own words; or another head has this run's machines.
+        """
+        mark = self._jobs.mark
+        left = [row for row in await self._slurm.jobs(mark) if not row.is_over]
+        for endpoint in {row.comment.rpartition(" ")[2] for row in left} - {self._jobs.join.partition("?")[0]}:
+            if await answers(endpoint, self._limits.cluster_answer_s):
+                ids = ", ".join(row.id for row in left)
+                raise ProviderError(
+                    f"another head of this run answers at {endpoint}, and the Slurm jobs {ids} are its machines: "
+                    "end that one first"
+                )
+        if left:
+            log.warning("jobs of a former life are cancelled", jobs=[row.id for row in left])
+            await self._slurm.cancel([row.id for row in left])
+            await self._until_none(mark)
+        try:
+            await self._slurm.check(self._jobs.options("headrace-check"), self._jobs.script("headrace-check", "spot"))
+        except SlurmError as error:
+            raise ProviderError(f"Slurm would not start the machines of provider.slurm: {error}") from error
+        self._task = asyncio.create_task(self._run(), name="slurm jobs")
+
+    async def close(self) -> None:
+        await super().close()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+            await self._sweep()
+
+    # ------------------------------------------------------------ orders
+
+    def _begin(self, node: str, kind: str) -> None:
+        self._machines[node] = _Machine(kind)
+        self._woken.set()
+
+    def _tell_to_go(self, node: str) -> None:
+        self._machines[node].order = "go"
+        self._woken.set()
+
+    def _take_away(self, node: str) -> None:
+        if (machine := self._machines.get(node)) is not None:
+            machine.order = "away"
+            self._woken.set()
+
+    # ------------------------------------------------------------ the task
+
+    async def _run(self) -> None:
+        while True:
+            for part in (self._submit, self._pass_on, self._look):
+                try:
+                    await part()
+                except SlurmError as error:  # an order for what is just over, or a controller that is away
+                    self._note(str(error))
+                except Exception as error:  # noqa: BLE001  whatever it is, the other jobs are still to be looked after
+                    log.exception("looking after slurm's jobs failed")
+                    self.on_news("slurm", f"looking after its jobs failed: {error!r}")
+            self._woken.clear()
+            busy = any(machine.order or machine.refused for machine in self._machines.values())
+            try:
+                async with asyncio.timeout(self._limits.cluster_look_s / (4 if busy or self._closed else 1)):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            log.warning("slurm does not answer as it should", said=trouble)
+            self._trouble = trouble
+
+    async def _submit(self) -> None:
+        """Start what is new. What fails is decided by the next look: the job may be there."""
+        for node, machine in list(self._machines.items()):
+            if machine.state != "NEW":
+                continue
+            if machine.order:
+                self._over(node, "failed", "")
+                continue
+            machine.state = "ASKED"
+            try:
+                machine.id = await self._slurm.submit(self._jobs.options(node), self._jobs.script(node, machine.kind))
+            except SlurmError as error:
+                machine.refused = str(error)
+
+    async def _pass_on(self) -> None:
+        for machine in list(self._machines.values()):
+            if not machine.order or not machine.id:
+                continue
+            if machine.state == "RUNNING":
+                await self._slurm.signal(machine.id, "TERM" if machine.order == "go" else "KILL")
+            else:
+                await self._slurm.cancel([machine.id])
+            if machine.order == "go":
+                machine.order = ""
+
+    async def _look(self) -> None:
+        rows = {row.id: row for row in await self._slurm.jobs(self._jobs.mark)}
+        names = {row.name: row for row in rows.values() if not row.is_over}
+        for node, machine in list(self._machines.items()):
+            if machine.state == "NEW":
+                continue
+            if not machine.id:
+                await self._settle(node, machine, names.get(node))
+            elif (row := rows.get(machine.id)) is None or row.name != node:  # ids may come again after a crash
+                self._over(node, "failed", f"the job {machine.id} is known no more")
+            elif row.is_over:
+                await self._judge(node, row)
+            else:
+                self._follow(node, machine, row)
+        ours = {machine.id for machine in self._machines.values()}
+        if strays := [row.id for row in names.values() if row.id not in ours]:
+            log.warning("jobs that are nobody's are cancelled", jobs=strays)
+            await self._slurm.cancel(strays)
+
+    async def _settle(self, node: str, machine: _Machine, row: JobRow | None) -> None:
+        """Its ``sbatch`` failed, and now it is known whether the job is there."""
+        if row is None:
+            self._over(node, "failed", machine.refused)
+        else:
+            machine.id, machine.refused = row.id, ""
+            self._follow(node, machine, row)
+
+    def _follow(self, node: str, machine: _Machine, row: JobRow) -> None:
+        machine.state = row.state
+        news = f"the job {row.id} runs on {row.nodes}" if row.is_running else ""
+        if row.state == "PENDING" and row.why_not:
+            news = f"the job {row.id} waits: {row.why_not}"
+        if news and news not in machine.told:
+            machine.told.add(news)
+            self.on_news(node, news)
+
+    async def _judge(self, node: str, row: JobRow) -> None:
+        try:
+            details = await self._slurm.details(row.id)
+        except SlurmError:  # it is over all the same
+            details = {}
+        how, words = judged(row, details, self._jobs.leave_s + self._limits.cluster_early_s)
+        self._over(node, how, words)
+
+    def _over(self, node: str, how: How, words: str) -> None:
+        del self._machines[node]
+        self._ended(node, how, words)
+
+    # ------------------------------------------------------------ the end
+
+    async def _sweep(self) -> None:
+        """Cancel what is left; say so if that cannot be done."""
+        try:
+            if left := [row.id for row in await self._slurm.jobs(self._jobs.mark) if not row.is_over]:
+                await self._slurm.cancel(left)
+                await self._until_none(self._jobs.mark)
+        except ProviderError as error:
+            jobs = " ".join(machine.id for machine in self._machines.values() if machine.id)
+            self.on_news("slurm", f"{error}; jobs may be left: scancel {jobs}".rstrip())
+
+    async def _until_none(self, mark: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._limits.cluster_end_s
+        while left := [row.id for row in await self._slurm.jobs(mark) if not row.is_over]:
+            if loop.time() > deadline_s:
+                raise ProviderError(f"the cancelled Slurm jobs {', '.join(left)} do not end")
+            await asyncio.sleep(self._limits.cluster_look_s / 4)
+
+
+def judged(row: JobRow, details: Mapping[str, str], leave_s: float) -> tuple[How, str]:
+    """Whether the cluster has taken a job that is over, and what there is to say.
+
+    A node that obeys ends with code 0, whoever has told it to go; 22.05 calls such a job COMPLETED also where it was
+    preempted.
+    """
+    job = f"the job {row.id}"
+    if row.state in _TAKEN:
+        return "taken", f"{job} {_TAKEN[row.state]}" + (f" on {row.nodes}" if row.nodes else "")
+    if details.get("PreemptTime", "None") not in ("None", "Unknown", ""):
+        return "taken", f"{job} was preempted on {row.nodes}"
+    limit_s, ran_s = seconds(details.get("TimeLimit", "")), seconds(details.get("RunTime", ""))
+    if row.state == "COMPLETED" and limit_s - leave_s <= ran_s < math.inf:
+        return "taken", f"{job} has left before its time limit of {details['TimeLimit']}"
+    parts = [row.state, row.why_not if row.why_not != row.state else ""]
+    parts += [
+        f"exit code {details['ExitCode']}" if "ExitCode" in details else "",
+        f"on {row.nodes}" if row.nodes else "",
+    ]
+    log_file = details.get("StdOut", "")
+    return "failed", f"{job} is over: {', '.join(filter(None, parts))}" + (f"; its log: {log_file}" if log_file else "")

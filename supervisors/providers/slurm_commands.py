@@ -1,0 +1,138 @@
+"""Slurm as its command line: sbatch, squeue, scancel and scontrol, each call with a deadline.
+
+Invariants
+- What a command says on stderr is its own words, and becomes the text of ``SlurmError``; whoever calls decides what
+  that means. A command that failed says nothing of the jobs: they may be there or not.
+- A head may itself be a Slurm job: variables of its own job, and defaults of ``squeue`` and ``scancel``, are not
+  handed on to the commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from supervisors.tree.errors import ProviderError
+
+_NOT_HANDED_ON: Final = re.compile(r"(SLURM|SQUEUE|SCANCEL)_(?!CONF$)")
+_ROW: Final = "%i|%T|%N|%r|%j|%k"
+_OVER: Final = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+     "SPECIAL_EXIT", "TIMEOUT"}
+)  # fmt: skip
+_NO_REASON: Final = frozenset({"None", "", "(null)"})
+
+
+class SlurmError(ProviderError):
+    """A command of Slurm's failed; the text is what it said. The jobs may be there or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A row is what ``squeue`` knows of a job. Jobs that are over stay in it for some minutes."""
+
+    id: str
+    state: str
+    nodes: str
+    reason: str
+    name: str
+    comment: str
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _OVER
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "RUNNING"
+
+    @property
+    def why_not(self) -> str:
+        """Why it waits; empty: nobody knows."""
+        return "" if self.reason in _NO_REASON else self.reason
+
+
+class Slurm:
+    """The commands are asked one at a time, by one caller."""
+
+    def __init__(self, answer_s: float) -> None:
+        self._answer_s = answer_s
+
+    async def check(self, options: Sequence[str], script: str) -> None:
+        """Whether the cluster would take such a job.
+
+        Raises:
+            SlurmError: it would not, or does not answer.
+        """
+        await self._ask("sbatch", "--test-only", *options, stdin=script)
+
+    async def submit(self, options: Sequence[str], script: str) -> str:
+        """The id of a new job. Raises SlurmError."""
+        said = await self._ask("sbatch", "--parsable", *options, stdin=script)
+        return said.strip().splitlines()[-1].split(";")[0]
+
+    async def jobs(self, comment_begins: str) -> list[JobRow]:
+        """All jobs of this user whose comment begins so, with those that were over lately. Raises SlurmError."""
+        rows = list[JobRow]()
+        for line in (await self._ask("squeue", "--me", "-h", "-t", "all", "-o", _ROW)).splitlines():
+            fields = line.split("|", 5)
+            if len(fields) == 6 and fields[5].startswith(comment_begins):
+                rows.append(JobRow(*fields))
+        return rows
+
+    async def details(self, job: str) -> Mapping[str, str]:
+        """All that the cluster knows of a job. Raises SlurmError."""
+        said = await self._ask("scontrol", "show", "job", "-o", job)
+        return dict(field.split("=", 1) for field in said.split() if "=" in field)
+
+    async def signal(self, job: str, name: str) -> None:
+        """Send the signal to all steps of a running job. Raises SlurmError."""
+        await self._ask("scancel", "-s", name, job)
+
+    async def cancel(self, jobs: Sequence[str]) -> None:
+        """Raises SlurmError."""
+        await self._ask("scancel", *jobs)
+
+    async def _ask(self, command: str, *arguments: str, stdin: str = "") -> str:
+        environment = {name: value for name, value in os.environ.items() if not _NOT_HANDED_ON.match(name)}
+        pipe = asyncio.subprocess.PIPE
+        with tempfile.TemporaryFile() as script:  # a pipe that a command closes unread is an error of ours
+            script.write(stdin.encode())
+            script.seek(0)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    command, *arguments, stdin=script, stdout=pipe, stderr=pipe, env=environment
+                )
+            except OSError as error:
+                raise SlurmError(
+                    f"{command} cannot be run ({error.strerror}): the head needs Slurm's commands on its PATH"
+                ) from error
+        try:
+            async with asyncio.timeout(self._answer_s):
+                said, wrong = await process.communicate()
+        except TimeoutError:
+            raise SlurmError(f"{command} has not answered within {self._answer_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        if process.returncode:
+            words = "; ".join(line.strip() for line in wrong.decode("utf-8", "replace").splitlines() if line.strip())
+            raise SlurmError(words or f"{command} ended with code {process.returncode}")
+        return said.decode("utf-8", "replace")
+
+
+def seconds(text: str) -> float:
+    """A time as ``scontrol`` writes it, ``days-hh:mm:ss`` or ``hh:mm:ss``; infinite where it is none."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if match is None:
+        return math.inf
+    days, *rest = (int(part or 0) for part in match.groups())
+    return days * 86400 + rest[0] * 3600 + rest[1] * 60 + rest[2]

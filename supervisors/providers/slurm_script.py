@@ -1,0 +1,99 @@
+"""What a Slurm job of ours is: options of ``sbatch``, and the script whose only step is ``headrace node``.
+
+    bash ─▶ the environment's lines ─▶ exec srun ─▶ headrace node
+
+Slurm tells steps, and not the script, that a job is to be preempted, or that its time is nearly over. So the node is a
+step; ``exec`` leaves no shell beside it. A job that is preempted is never queued again: it would come back under its
+old name.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.schema import JobConfig
+
+
+@dataclass(frozen=True)
+class MachineJob:
+    """It is the same for all machines of a run but for their names.
+
+    Args:
+        join: the head's endpoint, as the machines reach it.
+        leave_s: how long before the end of a time limit they are told to go.
+    """
+
+    job: JobConfig
+    join: str
+    mark: str
+    logs: Path
+    keys: Path | None
+    leave_s: float
+
+    @property
+    def comment(self) -> str:
+        """Whose job it is, and of which head; without the key."""
+        return f"{self.mark} {self.join.partition('?')[0]}"
+
+    def options(self, node: str) -> list[str]:
+        """Options win over variables such as SBATCH_PARTITION; of two that are the same, the later one counts."""
+        slurm = self.job.provider.slurm
+        found = [f"--output={self.logs / f'{node}.log'}"]
+        for option, value in (("partition", slurm.partition), ("account", slurm.account), ("time", slurm.time_limit)):
+            found += [f"--{option}={value}"] if value else []
+        found += ["--exclusive"] if slurm.exclusive else []
+        found += [word for line in slurm.sbatch for word in shlex.split(line)]
+        found += [f"--job-name={node}", f"--comment={self.comment}", "--nodes=1", "--ntasks=1", "--no-requeue"]
+        return [*found, f"--signal=TERM@{math.ceil(self.leave_s)}"]
+
+    def script(self, node: str, kind: str) -> str:
+        slurm, provider = self.job.provider.slurm, self.job.provider
+        command = slurm.command or shlex.join([sys.executable, "-P", "-m", "main"])
+        words = ["node", "--join", self.join, "--name", node, "--kind", kind, "--slots", str(provider.slots)]
+        words += ["--notice", f"{provider.notice_s:g}"] if provider.notice_s else []
+        keys = slurm.keys or (str(self.keys.resolve()) if self.keys is not None else "")
+        words += ["--keys", keys] if keys else []
+        return script(slurm.environment, f"{command} {shlex.join(words)}")
+
+
+def head_script(job: JobConfig, command: str, file: Path, run_dir: Path, keys: Path | None) -> str:
+    """An sbatch file of the head: it begins the run, or goes on with it where it has begun."""
+    slurm = job.provider.slurm
+    secret = shlex.quote(str(keys.resolve())) if keys is not None else "head-keys"
+    limit = f"#SBATCH --time={slurm.time_limit}" if slurm.time_limit else "##SBATCH --time=1-0"
+    account = f"#SBATCH --account={slurm.account}" if slurm.account else "##SBATCH --account=ACCOUNT"
+    comments = [
+        f"# The head of {job.name}: trainer, scheduler, scorers. It asks for its other machines itself.",
+        f"# Once: headrace keys {secret}. Then: sbatch FILE, and again after its time limit: the run goes on.",
+        f"#SBATCH --job-name=headrace-{job.name}",
+        "#SBATCH --nodes=1 --ntasks=1 --exclusive",
+        "# A partition whose jobs are not preempted, and what the trainer needs; without the first # they count:",
+        "##SBATCH --partition=PARTITION",
+        "##SBATCH --gres=gpu:1",
+        account,
+        limit,
+        "#SBATCH --output=%x-%j.log --open-mode=append --requeue",
+        "# It takes a checkpoint before its time is over.",
+        "#SBATCH --signal=TERM@300",
+    ]
+    directory, name = shlex.quote(str(run_dir)), shlex.quote(str(file))
+    begin = [
+        f"if [ -e {directory}/job.yaml ]; then",
+        f"  set -- --resume {directory}",
+        "else",
+        f"  set -- {name} --dir {directory}",
+        "fi",
+    ]
+    environment = "\n".join(filter(None, [slurm.environment.strip(), *begin]))
+    return script(environment, f'{command} run "$@" --keys {secret}', comments)
+
+
+def script(environment: str, command: str, comments: Sequence[str] = ()) -> str:
+    """A batch script of one step. The step has all cores of its job: ``srun`` would bind one task to one core."""
+    lines = ["#!/bin/bash", *comments, *([environment.strip()] if environment.strip() else [])]
+    return "\n".join([*lines, f"exec srun --nodes=1 --ntasks=1 --cpu-bind=none {command}", ""])
