@@ -123,7 +123,8 @@ class TrainerConfig(Section):
     """``dynamic`` and ``async``, with ``algorithm.kl_coefficient``: while the trainer would wait, it computes reference
     log-probabilities of samples whose siblings are not finished."""
     threads: NonNegativeInt = 0
-    """Torch threads; 0: all cores, but for a tiny model all but one of them, in async mode half."""
+    """Torch threads, ``fsdp``: of each rank. 0: all cores, but for a tiny model all but one of them, in async mode half;
+    shared out between ranks."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, more time."""
     service: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")] | None = None

@@ -46,6 +46,8 @@ R = TypeVar("R")
 STATE_FILE = "backend.json"
 TENSOR_FILE = "weights.safetensors"
 CRITIC_FILE = "critic.safetensors"
+SHARDED_KIND = "fsdp"
+"""Kind of backend whose checkpoints are read as well."""
 _GIVE_BACK_EVERY_STEPS = 50
 """Freed memory stays for the next step (``host_memory``); that of a step larger than most need not stay for ever."""
 
@@ -345,13 +347,11 @@ class _Core:
             state = json.loads((directory / STATE_FILE).read_text())
         except (OSError, ValueError) as error:
             raise CheckpointCorrupt(f"{directory}: {error}; resume from another checkpoint") from error
-        if state.get("kind", TorchBackend.kind) == "fsdp":
-            raise CheckpointCorrupt(
-                f"{directory}: was saved by several ranks, which the torch backend does not read; set trainer.backend: "
-                "fsdp, ranks: 1, which does, on one device"
-            )
         check_described(state, self._adapter, directory)
-        self._policy.load(directory / TENSOR_FILE, self._spec.model_path)
+        if state.get("kind") == SHARDED_KIND:
+            self._policy.load_parts(directory, self._spec.model_path, int(state.get("optimizer_steps", state["steps"])))
+        else:
+            self._policy.load(directory / TENSOR_FILE, self._spec.model_path)
         if self._critic is not None and self._spec.critic is not None:
             self._critic.load(directory / CRITIC_FILE, self._spec.critic.model_path)
         self.steps = int(state["steps"])

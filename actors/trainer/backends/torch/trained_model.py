@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from actors.trainer.backend import BackendSpec
-from actors.trainer.backends.torch.adam import Adam
+from actors.trainer.backends.torch.adam import MOMENTS, Adam
 from actors.trainer.backends.torch.replicas import Replicas
 from actors.trainer.errors import CheckpointCorrupt
 
@@ -74,6 +75,34 @@ class TrainedModel:
         for index, own in enumerate(self.adam.states()):
             for key, value in own.items():
                 value.copy_(tensors[f"{key}.{index}"])
+
+    def load_parts(self, directory: Path, model_path: Path, steps: int) -> None:
+        """Take over what the ranks of a sharded backend have saved, after so many steps of their optimizer.
+
+        Raises:
+            CheckpointCorrupt: it cannot be read, or is of another model than ``model_path``.
+        """
+        from actors.trainer.backends.fsdp import parts
+
+        parts.load(directory, self._by_name_on_disk(), model_path)
+        self.parameters.publish_master()
+        self.parameters.zero_gradients()
+        self.adam.set_counts([float(steps)] * self.adam.groups)
+
+    def _by_name_on_disk(self) -> dict[str, Tensor]:
+        """Master weights and moments as ranks save them: views, so that they can be filled."""
+        parameters, states = self.parameters, self.adam.states()
+        itemsize, tensors = parameters.flat.element_size(), dict[str, Tensor]()
+        for entry in parameters.entries:
+            start, count = entry.offset_bytes // itemsize, entry.length_bytes // itemsize
+            is_second = 0 < parameters.first_vector <= start  # of Adam's groups: it is a vector, and there are matrices
+            less = parameters.first_vector if is_second else 0
+            places = {name: (states[is_second][name], start - less) for name in MOMENTS} | {
+                "master": (parameters.master, start)
+            }
+            for name, (whole, at) in places.items():
+                tensors[f"{name}.{entry.name}"] = whole[at : at + count].view(entry.shape)
+        return tensors
 
 
 def is_finite(*norms: float) -> bool:

@@ -172,6 +172,24 @@ async def test_nothing_of_an_older_segment_stays_between_tensors(begin: Begin, t
     assert await version(ranks, tmp_path, "w") == first
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("offload", [False, True])
+async def test_a_rank_on_a_device_trains_what_the_torch_backend_trains_there_and_saves_it(
+    model_path: Path, tmp_path: Path, offload: bool
+) -> None:
+    rank, alone = FsdpBackend(offload=offload), await whole(model_path, device="cuda")
+    await rank.start(spec(model_path, device="cuda"))
+    try:
+        np.testing.assert_allclose(await train(rank, 1, 2, 3), await train(alone, 1, 2, 3), rtol=1e-4)
+        await rank.save(tmp_path / "saved")
+        expected = await version(rank, tmp_path)
+        await train(rank, 4)
+        await rank.load(tmp_path / "saved")
+        assert await version(rank, tmp_path) == expected
+    finally:
+        await rank.close()
+
+
 # ------------------------------------------------------------ the same again
 
 
@@ -251,9 +269,30 @@ async def test_ranks_go_on_from_a_checkpoint_of_the_torch_backend(
     assert await train(ranks, 3, 4) == pytest.approx(await train(alone, 3, 4), rel=CLOSE)
     ours, theirs = await version(ranks, tmp_path), await version(alone, tmp_path)
     np.testing.assert_allclose(floats(ours), floats(theirs), atol=WEIGHTS_CLOSE)
-    await ranks.save(tmp_path / "written")
-    with pytest.raises(CheckpointCorrupt, match=r"trainer\.backend: fsdp, ranks: 1"):
-        await alone.load(tmp_path / "written")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_the_torch_backend_goes_on_from_a_checkpoint_of_ranks(
+    begin: Begin, model_path: Path, tmp_path: Path, dtype: str
+) -> None:
+    ranks = await begin(2, dtype=dtype)
+    await train(ranks, 1, 2)
+    await ranks.save(tmp_path / "saved")
+    alone = await whole(model_path, dtype=dtype)
+    await train(alone, 5)
+    await alone.load(tmp_path / "saved")
+    assert await version(ranks, tmp_path, "ours") == await version(alone, tmp_path, "theirs")
+    await alone.save(tmp_path / "flat")
+    again = await begin(2, dtype=dtype)
+    await again.load(tmp_path / "flat")
+    await again.save(tmp_path / "again")
+    expected, found = state_in(tmp_path / "saved"), state_in(tmp_path / "again")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    if dtype == "float32":
+        assert await train(alone, 3) == pytest.approx(await train(again, 3), rel=CLOSE)
+    (tmp_path / "saved" / "shard-00002-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(CheckpointCorrupt, match="a rank's file is missing"):
+        await alone.load(tmp_path / "saved")
 
 
 def remove_a_file(directory: Path) -> None:
