@@ -47,6 +47,10 @@ def device_problems(job: JobConfig, here: int) -> list[Finding]:
     that has too few (``Nodes.choose``).
     """
     found: list[Finding] = []
+    ranks = job.trainer.ranks
+    if ranks > here > 0 and devices_wanted(job, "trainer") and not job.only_evaluates:
+        wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"
+        found.append(("trainer.ranks", wrong, f"Set it to at most {here}, or trainer.device to cpu"))
     ranks = job.rollout.tensor_parallel
     if ranks > here > 0 and devices_wanted(job, "rollout") and _generates_here(job):
         wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"

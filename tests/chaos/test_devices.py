@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 def variable(pid: int, name: str) -> str | None:
     """What a process was started with."""
     variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-    return dict(variable.partition("=")[::2] for variable in variables).get(name)
+    return next((text.partition("=")[2] for text in variables if text.startswith(f"{name}=")), None)
 
 
 def given(run: HeadraceRun) -> dict[str, list[str]]:

@@ -32,9 +32,15 @@ def test_devices_are_refused_in_the_words_of_the_guide(asked: str, tmp_path: Pat
     assert str(refused.value) == REFUSED[asked]
 
 
+def test_the_guide_shows_the_preset_word_for_word() -> None:
+    assert (Path(__file__).parents[2] / "configs" / "fsdp.yaml").read_text("utf-8") in PAGE
+
+
 def test_what_a_job_wants_is_refused_in_the_words_of_the_guide() -> None:
     job = smallest_job(rollout={"engine": "vllm", "tensor_parallel": 4})
     assert [wrong for _, wrong, _ in device_problems(job, 2)] == [REFUSED["rollout.tensor_parallel: 4"]]
+    sharded = smallest_job(trainer={"backend": "fsdp", "ranks": 4})
+    assert [wrong for _, wrong, _ in device_problems(sharded, 2)] == [REFUSED["trainer.ranks: 4"]]
     numbered = smallest_job().model_dump(mode="json", exclude_unset=True) | {"trainer": {"device": "cuda:1"}}
     with pytest.raises(ConfigError, match=re.escape(REFUSED["trainer.device: cuda:1"])):
         job_from_mapping(numbered, "job.yaml")

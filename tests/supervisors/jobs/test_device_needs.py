@@ -69,6 +69,18 @@ def test_more_ranks_than_the_machine_has_devices_are_refused_where_it_generates(
     assert device_problems(tensor_parallel(4, place_rollout="elastic"), 2) != []
 
 
+def test_more_trainer_ranks_than_the_machine_has_devices_are_refused_unless_they_compute_on_cores() -> None:
+    trainer = {"backend": "fsdp", "ranks": 4}
+    (problem,) = device_problems(smallest_job(trainer=trainer), 2)
+    assert problem == (
+        "trainer.ranks",
+        "4 ranks with a device each, but this machine has 2 for its processes",
+        "Set it to at most 2, or trainer.device to cpu",
+    )
+    assert device_problems(smallest_job(trainer=trainer), 4) == device_problems(smallest_job(trainer=trainer), 0) == []
+    assert device_problems(smallest_job(trainer=trainer | {"device": "cpu"}), 2) == []
+
+
 def test_ranks_on_a_machine_without_devices_compute_on_its_cores() -> None:
     assert device_problems(tensor_parallel(4), 0) == []
 
