@@ -63,6 +63,7 @@ def test_a_run_over_three_hosts_goes_on_when_a_link_is_cut_and_its_node_comes_ba
     nothing_lost(cluster)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_nodes_that_cannot_reach_each_other_get_each_version_from_the_head_and_only_the_first_late(
