@@ -240,10 +240,9 @@ class SpotConfig(Section):
     speed: PositiveFloat = 1.0
     """The trace runs this much faster than it was recorded."""
     notice_s: Annotated[float, Field(ge=0)] = 0.0
-    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
-    is still there after it is told to go, which is the partition's ``GraceTime``."""
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none."""
     nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` needs it: so many are kept."""
+    """Machines taken at most, of those that the trace offers; unset: all."""
 
 
 class ProviderConfig(SpotConfig):
@@ -254,6 +253,11 @@ class ProviderConfig(SpotConfig):
     ``functions``: machines of one worker each that are started as a step's plan wants them, sleep once they have
     nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster."""
     slurm: SlurmConfig = SlurmConfig()
+    notice_s: Annotated[float, Field(ge=0)] = 0.0
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
+    is still there after it is told to go, which is the partition's ``GraceTime``."""
+    nodes_max: PositiveInt | None = None
+    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` needs it: so many are kept."""
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"
