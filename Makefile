@@ -3,7 +3,7 @@
 #   install ──▶ .venv/.installed        the project, editable
 #   test    ──▶ .venv/.installed-test   the same with the test extra
 #   test-long, chaos ──▶ the same       the tests that take minutes; real runs with random fault plans, a hundred of them
-#   gpu     ──▶ the same                what needs a CUDA device: tests, then figures
+#   check-gpu ──▶ the same              what needs a CUDA device: suites, jobs and figures, with a report
 #   vllm    ──▶ .venv/.installed-vllm   adds the vLLM that fits this machine
 #
 # The stamp files make an unchanged pyproject.toml cost nothing. pip's own configuration and environment
@@ -23,9 +23,10 @@ PYTEST          = $(BIN)/python -m pytest $(if $(filter-out 1,$(TEST_PROCESSES))
 
 # An interpreter that was named is taken as it is: a machine with a GPU often has torch in one of its own.
 NAMED      := $(filter command environment,$(firstword $(origin PYTHON)))
-GPU_PYTHON := $(if $(NAMED),$(PYTHON),$(BIN)/python)
+CHECK_PYTHON := $(if $(NAMED),$(PYTHON),$(BIN)/python)
+CHECK_DEVICE ?= cuda
 
-.PHONY: install demo test test-long chaos gpu vllm show-uv-install lint format clean help
+.PHONY: install demo test test-long chaos check-gpu vllm show-uv-install lint format clean help
 
 help:
 	@echo 'make install   .venv with the headrace command'
@@ -33,7 +34,7 @@ help:
 	@echo 'make test      all tests but the long ones, some twenty minutes on two cores'
 	@echo 'make test-long the long ones'
 	@echo 'make chaos     a hundred real runs, each with a random fault plan'
-	@echo 'make gpu       on a machine with a GPU: the tests that need one, and `bench gpu`'
+	@echo 'make check-gpu on a machine with a GPU: what runs on it, in ten minutes, and gpu_report.md'
 	@echo 'make vllm      add the vLLM engine that fits this machine'
 	@echo 'make lint      ruff and pyright'
 	@echo 'make format    ruff format, and the fixes that ruff is sure of'
@@ -56,12 +57,10 @@ chaos: TEST_PROCESSES = 1
 chaos: $(VENV)/.installed-test
 	HEADRACE_CHAOS_RUNS=$${HEADRACE_CHAOS_RUNS:-100} $(PYTEST) --dist worksteal tests/chaos/test_random_plans.py $(PYTEST_ARGS)
 
-# Figures are wanted also where a test fails. GPU_ARGS=--parts=decode,sync measures less.
-gpu: $(if $(NAMED),,$(VENV)/.installed-test)
-	@failed=0; \
-	$(GPU_PYTHON) -m pytest -m gpu tests/contracts tests/actors/rollout $(PYTEST_ARGS) || failed=1; \
-	$(GPU_PYTHON) main.py bench gpu --json $(GPU_ARGS) || failed=1; \
-	exit $$failed
+# CHECK_DEVICE=cpu has a CPU in the device's place; CHECK_ARGS=--parts=engine,quickstart checks less. It needs no network
+# where PYTHON names an interpreter that has everything.
+check-gpu: $(if $(NAMED),,$(VENV)/.installed-test)
+	@$(CHECK_PYTHON) -m benchmarks.check_gpu --device $(CHECK_DEVICE) $(CHECK_ARGS)
 
 vllm: $(VENV)/.installed-vllm
 

@@ -57,6 +57,15 @@ class RoleArgs(ProcessArgs, frozen=True, kw_only=True, tag="job"):
     """Trainer: the training service that computes for it, in its present life. A next life of the service listens
     elsewhere: a trainer that loses it ends, and its next life is told the new address. None: it computes itself."""
 
+    rank: int = 0
+    """Number in its rank group, 0 for the leader; a process that is in none leads a group of one."""
+    size: int = 1
+    """Number of ranks in its group."""
+    leader: str = ""
+    """Role ``rank``: name of the actor that leads its group."""
+    kind: str = ""
+    """Role ``rank``: what it runs, a key of ``actors/ranks/followers.py``."""
+
     @property
     def job_config(self) -> JobConfig:
         return _parsed(self.job)
@@ -98,6 +107,7 @@ ROLES: dict[str, str] = {
     "train_service": "actors.train_service.service:build",
     "rollout": "actors.rollout.worker:build",
     "trainer": "actors.trainer.trainer:build",
+    "rank": "actors.ranks.rank:build",
     "weights": "actors.weights.server:build",
     "rewards": "actors.environments.worker:build",
     "ranker": "actors.ranker.ranker:build",

@@ -226,6 +226,11 @@ class Limits(EnvironmentLimits):
     relay_children: int = Field(
         default=2, ge=1, description="machines that one machine feeds with a version, the trainer's among them"
     )
+    relay_retry_s: float = Field(
+        default=600.0,
+        description="machines of which one could not feed the other are tried again: an attempt costs 10 s where "
+        "packets just vanish between them",
+    )
     weights_settle_s: float = Field(
         default=1.0, description="before memory is made for the next version: the engine loads this one first"
     )
@@ -233,6 +238,11 @@ class Limits(EnvironmentLimits):
     # trainer
     train_step_timeout_s: float = Field(default=3600.0, description="one micro-batch; first calls may compile")
     checkpoint_timeout_s: float = Field(default=600.0, description="one checkpoint")
+    rank_settle_s: float = Field(
+        default=5.0,
+        description="one rank of a backend has failed: so long the others are waited for, that the error told is that "
+        "of whoever failed first, and not of those who waited for it",
+    )
     service_move_timeout_s: float = Field(
         default=600.0,
         description="a training service: a job's state is in another tier (memory, host, disk) within this time, those "

@@ -15,6 +15,8 @@ NODE_NAME_CHARACTERS_MAX: Final = 56
 SHARED: Final = "service"
 """Stands where a job's name does, in the names of processes that serve several jobs."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
+_RANK: Final = re.compile(r"(?<=.)\.rank[1-9][0-9]{0,3}$", re.ASCII)
+"""Ends the name of each rank of a group but its leader's, which has number 0."""
 _OF_THE_HEAD: Final = frozenset({"head", "machine"})
 """Names of peers that a head's machine has itself."""
 
@@ -36,3 +38,13 @@ def node_name_problem(name: str) -> str:
     if name in _OF_THE_HEAD:
         return f"{name!r} is what the head's own machine is called, choose another one"
     return name_problem(name, longest=NODE_NAME_CHARACTERS_MAX)
+
+
+def rank_name(leader: str, rank: int) -> str:
+    """Name of one rank of the group that ``leader`` leads, an actor's or a process's; rank 0 is the leader itself."""
+    return f"{leader}.rank{rank}" if rank else leader
+
+
+def leader_of(name: str) -> str:
+    """Name of who leads the rank group of ``name``: another one if that is a follower, else itself."""
+    return _RANK.sub("", name)

@@ -106,13 +106,21 @@ class ProcessLimits(BaseModel):
     )
     cluster_answer_s: float = Field(
         default=30.0,
-        description="a cluster's command answers within this; Slurm's own patience is 10 s, some tries long",
+        description="a cluster answers within this; Slurm's own patience is 10 s, some tries long",
     )
     cluster_early_s: float = Field(
         default=60.0, description="Slurm tells jobs of the end of their time up to a minute earlier than asked"
     )
     cluster_end_s: float = Field(
-        default=60.0, description="what was cancelled is gone within this: Slurm kills after KillWait, 30 s by default"
+        default=60.0,
+        description="beyond its notice, what was told to go is gone within this: Slurm kills after KillWait, 30 s by "
+        "default, and a Kubernetes node that is lost says nothing",
+    )
+    cluster_list_s: float = Field(
+        default=60.0, gt=0, description="Kubernetes: all pods are listed so often, should a watch have gone silent"
+    )
+    cluster_claim_s: float = Field(
+        default=15.0, gt=0, description="Kubernetes: a head that is silent for this long owns its pods no more"
     )
     start_attempts_max: int = Field(
         default=3, description="a child that was never ready is not tried more often in a row"
@@ -133,6 +141,22 @@ class ProcessLimits(BaseModel):
         ge=0,
         le=19,
         description="role processes give way to heads and node agents, whose work is small and urgent",
+    )
+    rank_leader_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="from a follower's start to its leader's first word; the leader starts at the same time, and may "
+        "compile or load before; then the follower ends",
+    )
+    rank_orphan_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="a follower outlives its leader by this at most; a supervisor that lives ends both at once",
+    )
+    rank_patience_s: float = Field(
+        default=3.0,
+        gt=0,
+        description="a follower that cannot be reached for this long is lost; a link that broke is there again sooner",
     )
     health_check_s: float = Field(default=0.25, description="how often a node agent judges its processes")
     stopped_grace_s: float = Field(
@@ -213,6 +237,12 @@ class ProcessLimits(BaseModel):
         default=10.0, description="a job's nodes join a restarted head again; later it goes on without them"
     )
     node_slots_max: int = Field(default=100_000, description="rollout workers of one machine; it says how many")
+    node_devices_max: int = Field(
+        default=128, description="devices of one machine, as it says; 16 GPUs in 7 instances (MIG) each are 112"
+    )
+    device_search_s: float = Field(
+        default=30.0, description="nvidia-smi -L; where the driver is not kept loaded it takes a second a device"
+    )
     cut_off_nodes: int = Field(
         default=256, description="unreachable machines that a head remembers: they may come back with what they run"
     )

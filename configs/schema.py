@@ -9,6 +9,7 @@ from pydantic import Field
 from configs.adapter_schema import AdapterConfig
 from configs.episode_schema import EnvironmentConfig, GatewayConfig
 from configs.evaluation_schema import SEED_OFFSET, EvaluationConfig
+from configs.kubernetes_schema import KubernetesConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
 from configs.provider_schema import SlurmConfig
@@ -62,6 +63,9 @@ class RolloutConfig(Section):
     """Sequences decoded together by one worker."""
     threads: NonNegativeInt = 0
     """Torch threads per worker; 0: cores (in async mode half of them) divided by workers."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks of each worker that compute every step together, each in a process of its own with a part of every layer,
+    all on one machine. For a model that one device cannot hold. Above 1 with ``engine: vllm`` only."""
     in_flight: Literal["keep", "recompute"] = "recompute"
     """What a weight update does to running sequences: keep their KV cache, or prefill it anew."""
     length_ranking: Literal["none", "history", "siblings", "learned"] = "none"
@@ -80,8 +84,18 @@ class RolloutConfig(Section):
 
 
 class TrainerConfig(Section):
-    backend: Literal["torch", "simulated"] = "torch"
-    """``torch``: AdamW on the whole model; ``simulated``: next to no arithmetic, in the time that a cost model says."""
+    backend: Literal["torch", "fsdp", "simulated"] = "torch"
+    """``torch``: AdamW on the whole model, on one device; ``fsdp``: the same on several, each with a part of the
+    weights (``ranks``); ``simulated``: next to no arithmetic, in the time that a cost model says."""
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    """``fsdp``: processes that train together, with a device each. Weights, gradients and moments are sharded over
+    them, by torch's FSDP2. A run repeats bit for bit with the same number, and any number reads its checkpoints."""
+    replicas: PositiveInt = 1
+    """``fsdp``: copies of the weights, each sharded over ``ranks / replicas`` ranks. For ranks on several machines: one
+    copy a machine, so that only gradients travel between them."""
+    offload: bool = False
+    """``fsdp`` on CUDA: weights and moments stay in the CPU's memory, and come to the device a layer at a time. Takes
+    less of its memory, and more time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is a device."""
     lr: PositiveFloat = 1e-6
@@ -98,7 +112,7 @@ class TrainerConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
     """The gradient is scaled down to this norm."""
     micro_batch_tokens: PositiveInt = 16_384
-    """Padded tokens in one forward and backward pass."""
+    """Padded tokens in one forward and backward pass; ``fsdp``: of each rank."""
     window_prompts: NonNegativeInt = 0
     """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
     0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
@@ -121,6 +135,11 @@ class TrainerConfig(Section):
     """``service``: weight among jobs of one priority; twice the share gets twice the time while both wait."""
     project: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "default"
     """``service``: whose quota the job counts against."""
+
+    @property
+    def pass_tokens(self) -> int:
+        """Padded tokens in one forward and backward pass of all ranks together."""
+        return self.micro_batch_tokens * self.ranks
 
 
 class SyncConfig(Section):
@@ -248,16 +267,21 @@ class SpotConfig(Section):
 class ProviderConfig(SpotConfig):
     """Who brings machines up and takes them away while the job runs. Needs ``cluster.place_rollout: elastic``."""
 
-    kind: Literal["none", "local", "functions", "slurm"] = "none"
+    kind: Literal["none", "local", "functions", "slurm", "kubernetes"] = "none"
     """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine, as ``trace`` says.
     ``functions``: machines of one worker each that are started as a step's plan wants them, sleep once they have
-    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster."""
+    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster.
+    ``kubernetes``: pods."""
     slurm: SlurmConfig = SlurmConfig()
+    kubernetes: KubernetesConfig | None = None
+    """``kubernetes``: what its pods are; needed there."""
     notice_s: Annotated[float, Field(ge=0)] = 0.0
     """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
-    is still there after it is told to go, which is the partition's ``GraceTime``."""
+    is still there after it is told to go, which is the partition's ``GraceTime``. ``kubernetes``: the grace period of
+    its pods."""
     nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` needs it: so many are kept."""
+    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` and ``kubernetes`` need it: so many
+    are kept."""
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"
@@ -276,7 +300,7 @@ class ProviderConfig(SpotConfig):
     @property
     def brings_hosts(self) -> bool:
         """Whether its machines are other hosts, which join at ``cluster.listen``."""
-        return self.kind == "slurm"
+        return self.kind in ("slurm", "kubernetes")
 
 
 class MetricsConfig(Section):

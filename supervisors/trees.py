@@ -50,7 +50,9 @@ from supervisors.head.job_register import JobRegister
 from supervisors.head.machine_process import MachineProcess, failed_summary
 from supervisors.head.services import remove_stored
 from supervisors.jobs.job_news import OnProgress
+from supervisors.machine.devices import NO_DEVICES, Devices
 from supervisors.machine.logs import log_to_file
+from supervisors.machine.machine import LocalMachine
 from supervisors.machine.node import NodeProcess
 from supervisors.providers.job_provider import JobProvider
 from supervisors.tree.errors import HeadGaveUp
@@ -68,6 +70,7 @@ async def run_job(
     control_keys: Path | None = None,
     faults: FaultPlan | None = None,
     services: ServicesConfig | None = None,
+    devices: Devices = NO_DEVICES,
 ) -> dict[str, Any]:
     """Run one job to its end on a head of its own; returns the summary of ``headrace run --json``.
 
@@ -90,8 +93,9 @@ async def run_job(
 
     provider = JobProvider(job, run_dir, on_progress, keys=keys)
     machine = MachineProcess(
-        listen=job.listen, limits=job.limits, on_progress=provider.hear, on_ready=on_ready, keys=keys
-    )
+        listen=job.listen, limits=job.limits, on_progress=provider.hear, on_ready=on_ready, keys=keys,
+        machine=LocalMachine(devices),
+    )  # fmt: skip
     order = _order(run_dir.parent, control or default_endpoint(run_dir, machine.private), run_dir / "logs" / "head.log",
                    keys, control_keys)  # fmt: skip
     order = msgspec.structs.replace(
@@ -123,6 +127,7 @@ async def run_jobs(
     keys: Path | None = None,
     control_keys: Path | None = None,
     services: ServicesConfig | None = None,
+    devices: Devices = NO_DEVICES,
 ) -> dict[str, Any]:
     """Run several jobs side by side, on one head, to their ends; returns the summary of each by its name.
 
@@ -146,8 +151,9 @@ async def run_jobs(
             on_progress({"message": f"nodes join with headrace node --join {_shown(head.endpoint, keys)}"})
 
     machine = MachineProcess(
-        listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys
-    )
+        listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys,
+        machine=LocalMachine(devices),
+    )  # fmt: skip
     order = _order(directory, control or default_endpoint(directory, machine.private),
                    directory / "logs" / "head.log", keys, control_keys)  # fmt: skip
     order = msgspec.structs.replace(
@@ -177,6 +183,7 @@ async def run_head(
     on_progress: OnProgress,
     allow_functions: Sequence[str] | None = None,
     services: ServicesConfig | None = None,
+    devices: Devices = NO_DEVICES,
 ) -> None:
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
     run_root.mkdir(parents=True, exist_ok=True)
@@ -188,8 +195,9 @@ async def run_head(
         print(f"control       {_shown(for_others(head.control), control_keys)}", flush=True)
 
     machine = MachineProcess(
-        listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys
-    )
+        listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys,
+        machine=LocalMachine(devices),
+    )  # fmt: skip
     at = control or default_endpoint(run_root, machine.private)
     order = _order(run_root, at, run_root / "head.log", keys, control_keys)
     if allow_functions:
@@ -230,11 +238,14 @@ async def run_node(
     kind: str = "reserved",
     site: str = "",
     notice_s: float = 0.0,
+    devices: Devices = NO_DEVICES,
 ) -> None:
     """Lend this machine to the head at ``join`` until a signal, or until the head stays away."""
     if site:
         os.environ[SITE_VARIABLE] = site  # the processes of a node have its environment
-    node = NodeProcess(join=join, name=name, slots=slots, keys=keys, kind=kind, notice_s=notice_s)
+    node = NodeProcess(
+        join=join, name=name, slots=slots, keys=keys, kind=kind, notice_s=notice_s, machine=LocalMachine(devices)
+    )
     async with interruptible() as interrupted:
         try:
             await node.start()

@@ -23,6 +23,7 @@ from actors.control.socket import open_control_socket, store_endpoint
 from configs.limits import DEFAULT_LIMITS
 from supervisors.cli.app import app
 from tests.actors.control.control_fakes import FakeBackend
+from tests.supervisors.machine.fake_driver import fake_nvidia_smi
 from transport.errors import LinkTimeout
 from transport.zmq.security import load_keys
 
@@ -45,6 +46,7 @@ def test_the_command_line_is_frozen() -> None:
         "run": [
             "--control",
             "--control-keys",
+            "--devices",
             "--dir",
             "--faults",
             "--json",
@@ -58,8 +60,17 @@ def test_the_command_line_is_frozen() -> None:
         "new": ["--data", "--model", "--reward", "file"],
         "schema": [],
         "runs": ["--json", "root"],
-        "head": ["--allow-functions", "--control", "--control-keys", "--dir", "--keys", "--listen", "--services"],
-        "node": ["--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
+        "head": [
+            "--allow-functions",
+            "--control",
+            "--control-keys",
+            "--devices",
+            "--dir",
+            "--keys",
+            "--listen",
+            "--services",
+        ],
+        "node": ["--devices", "--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
         "doctor": ["--back-to", "--json", "--run"],
         "bench": ["name"],
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
@@ -106,6 +117,7 @@ def test_the_command_line_is_frozen() -> None:
         "ctl service drain": ["--json", "name"],
         "ctl service remove": ["--json", "name"],
         "ctl tree": ["--job", "--json"],
+        "ctl nodes": ["--json"],
         "ctl stalls": ["--json", "--longer-than"],
         "ctl dead-letters": ["--json"],
         "ctl metrics": ["--job", "--json", "--last"],
@@ -130,7 +142,7 @@ def _surface(group: Any, prefix: str = "") -> dict[str, list[str]]:
 def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamespace:
     """A stand-in for the running system that ends as it is told."""
     monkeypatch.chdir(tmp_path)
-    fake = types.SimpleNamespace(end=SUMMARY, ends={}, seen=[], keys=[])
+    fake = types.SimpleNamespace(end=SUMMARY, ends={}, seen=[], keys=[], devices=[])
 
     async def run_job(
         job: Any,
@@ -143,8 +155,10 @@ def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamesp
         control_keys: Path | None,
         faults: Any,
         services: Any,
+        devices: Any,
     ) -> Any:
         fake.seen.append((job, run_dir, resume, control))
+        fake.devices.append(devices)
         fake.keys.append((keys, control_keys))
         on_progress({"state": "running", "steps": job.steps, "workers": 2, "waiting_for": "rollout-0 to start"})
         on_progress(ROW)
@@ -171,6 +185,19 @@ def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamesp
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
+
+
+def test_devices_that_the_machine_does_not_have_end_a_command_before_it_begins(
+    trees: types.SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", fake_nvidia_smi(tmp_path / "bin", [0, 0]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for arguments in (["run", QUICKSTART], ["head"], ["node", "--join", "tcp://127.0.0.1:7001"]):
+        result = invoke(*arguments, "--devices", "0,5")
+        assert (result.exit_code, "--devices names 5, but this machine has 0, 1" in result.output) == (2, True), result
+    assert trees.seen == [] and not (tmp_path / "runs").exists()
+    assert invoke("run", QUICKSTART, "--devices", "1,").exit_code == 0
+    assert [found.ids for found in trees.devices] == [("1",)]
 
 
 @pytest.mark.parametrize(
@@ -507,6 +534,8 @@ def test_ctl_speaks_every_verb_in_tables_and_in_json(run_dir: Path) -> None:
     assert {"name", "role", "node", "pid", "state", "incarnation", "restarts"} <= set(tree[0])
     assert json.loads(invoke("ctl", "--control", str(run_dir), "--json", "tree").stdout) == tree
     assert "rollout-0" in ctl("tree").stdout
+    assert json.loads(ctl("nodes", "--json").stdout)[0]["free"] == ["1"]
+    assert "0: demo.trainer; 1: -" in ctl("nodes").stdout
     assert "demo" in ctl("jobs").stdout
     assert "state paused" in ctl("pause").stdout
     assert "state running" in ctl("resume", "demo").stdout

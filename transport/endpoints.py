@@ -15,13 +15,13 @@ import contextlib
 import ipaddress
 import os
 import re
-import socket
 import stat
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from transport.errors import HandshakeRefused, InsecureBind, MalformedInput
+from transport.own_address import own_address
 
 IPC_PATH_MAX_BYTES: Final = 107
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+|\*):(?P<port>\*|\d{1,5})")
@@ -153,10 +153,10 @@ def is_loopback(host: str) -> bool:
 
 
 def advertised(bound: str, key: str | None) -> str:
-    """The endpoint that others are told: the bound one, with a host that means something elsewhere, and the key."""
+    """The endpoint that others are told: the bound one, with an address that means something elsewhere, and the key."""
     match = _TCP.fullmatch(bound)
     if match is not None and match["host"] in _WILDCARDS:
-        bound = f"tcp://{socket.gethostname()}:{match['port']}"
+        bound = f"tcp://{own_address(also_v6=match['host'] == '[::]')}:{match['port']}"
     return bound if key is None else f"{bound}?key={key}"
 
 

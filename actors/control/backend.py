@@ -73,6 +73,10 @@ class ControlBackend(Protocol):
         """Each actor: ``{name, role, node, pid, state, incarnation, restarts}``; a parent comes before its children."""
         ...
 
+    async def nodes(self) -> list[Plain]:
+        """Each machine: ``{node, kind, state, slots, slots_used, devices, free, given}``; ``given``: who has which."""
+        ...
+
     async def stalls(self, longer_than_s: float) -> list[Plain]:
         """Each wait: ``{process, waiter, waits_for, kind, what, since_s}``, oldest first."""
         ...

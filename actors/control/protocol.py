@@ -68,6 +68,10 @@ class Tree(Args, frozen=True):
     job: str | None = None
 
 
+class Nodes(Args, frozen=True):
+    """Every machine: its slots and devices, which of them are free, and which process has which."""
+
+
 class Stalls(Args, frozen=True):
     """Who waits for whom, since when: every wait of every process, oldest first. A silent process is in it too."""
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from configs.names import SHARED
+from configs.names import SHARED, leader_of
 from transport.address import PeerId
 
 HEAD: Final = "head"
@@ -28,6 +28,7 @@ MACHINE: Final = "machine"
 """Name of the process that keeps the head, and hosts the node agent of the head's machine."""
 AGENT_ACTOR: Final = "agent"
 _SERVICES: Final = frozenset(["trainer", "weights", "rewards", "ranker", "gateway"])
+_TRAINER: Final = ".trainer"
 _ENVIRONMENTS: Final = "environments-"
 _WORKERS: Final = ".rollout-"
 
@@ -49,6 +50,8 @@ class SenderKind(enum.StrEnum):
     """A process on the head's machine that trains for several jobs."""
     WORKER = "worker"
     """A rollout worker's process, on whichever machine."""
+    RANK = "rank"
+    """A process that follows a trainer or a rollout worker, which leads its rank group."""
     STRANGER = "stranger"
 
 
@@ -65,8 +68,14 @@ class Sender(NamedTuple):
 def sender_of(name: str) -> Sender:
     """``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``, ``head.service.<name>``.
 
-    A node's name has no dot; a job's may. A training service is called as no actor of a job is.
+    What ends in ``.rank<n>`` follows whoever has the name before that. A node's name has no dot; a job's may. A
+    training service is called as no actor of a job is.
     """
+    leader = leader_of(name)
+    if leader != name:
+        leads = sender_of(leader)
+        follows = leads.kind is SenderKind.WORKER or (leads.kind is SenderKind.SERVICE and leader.endswith(_TRAINER))
+        return Sender(SenderKind.RANK if follows else SenderKind.STRANGER, leads.node, leads.job)
     node, _, rest = name.partition(".")
     job, mark, _ = rest.rpartition(_WORKERS)  # an elastic worker is called rollout-<node>.<number>
     job, _, service = (job, mark, "") if mark else rest.rpartition(".")

@@ -122,11 +122,12 @@ class OpenAiRoutes:
     def _look_at(self, episode: EpisodeName, asked: Sampling, question: Question) -> None:
         """Say what is ignored."""
         job = self._job.evaluation if is_evaluation(episode.step) else self._job
-        if ignored := asked.ignored({"temperature": job.rollout.temperature}):
+        if ignored := asked.ignored({"temperature": job.rollout.temperature}, self._replies.ends):
             self._tell(
                 "gateway_sampling",
                 f"agents ask for {', '.join(ignored)} other than the job's: ignored, for tokens are drawn as the job "
-                "says, or the trainer would learn from another distribution. Set rollout.temperature in the job file",
+                "says, or the trainer would learn from another distribution. The job file's rollout.temperature and "
+                "rollout.stop say how",
             )
         for place, token in enumerate(question.tokens or ()):
             if token >= self._replies.vocabulary:

@@ -37,6 +37,7 @@ class ReplyMaker:
         self.vocabulary = vocabulary
         """Rows of the model's embedding."""
         self.token_text = reader.token_text
+        self.ends = reader.ends
 
     def completion(self, answer: Answer, request: ChatRequest, created_s: float) -> Json:
         choice: Json = {

@@ -3,8 +3,8 @@
     JSON ──msgspec──▶ ChatRequest, TokensRequest, … ──▶ Question, or HttpProblem(400, field, what to do)
 
 Invariants
-- How tokens are drawn is the job's: temperature, top_p, top_k, min_p and seed of a request are ignored. Otherwise the
-  trainer would learn from another distribution than the one that it computes.
+- How tokens are drawn is the job's: temperature, top_p, top_k, min_p, seed and stop tokens of a request are ignored.
+  Otherwise the trainer would learn from another distribution than the one that it computes.
 - What would have to change a reply and cannot is refused, never left out: several choices, a forced form or
   tool.
 - Fields that are not named here are ignored, as other servers ignore them.
@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -80,13 +81,15 @@ class Sampling(msgspec.Struct, kw_only=True):
             raise wrong("stop", "an empty text would end every answer before it begins; remove it")
         return tuple(stop)
 
-    def ignored(self, job: dict[str, float]) -> list[str]:
-        """Names of what differs from the job's, and is no default of an SDK."""
+    def ignored(self, job: dict[str, float], ends: Collection[int]) -> list[str]:
+        """Names of what differs from the job's, and is no default of an SDK. ``ends``: tokens that end its turns."""
         found = [
             name
             for name, neutral in _NEUTRAL.items()
             if (value := getattr(self, name)) is not None and value not in (*neutral, job.get(name))
         ]
+        if any(token not in ends for token in self.stop_token_ids or ()):
+            found.append("stop_token_ids")
         return [*found, *(["seed"] if self.seed is not None else [])]
 
     def limit(self, tokens: int | None, name: str) -> int | None:

@@ -14,9 +14,9 @@ from transport.address import ActorAddress
 class RegisterService(Message):
     """A service of the job is ready at ``address``. Reply: Acknowledged.
 
-    ``role``: ``weights``, ``rewards``, ``prompts``, ``trainer``, ``ranker``, ``gateway`` or ``job``. A newer
-    incarnation replaces the older one; the trainer is told of new ``weights`` by ServiceChanged, the workers by
-    PullVersion.
+    ``role``: ``weights``, ``rewards``, ``prompts``, ``trainer``, ``ranker``, ``gateway`` or ``job``; or a rank's own
+    name, such as ``trainer.rank1``, for its leader to find. A newer incarnation replaces the older one; the trainer is
+    told of new ``weights`` by ServiceChanged, the workers by PullVersion.
     """
 
     job: str

@@ -16,8 +16,9 @@ _HEAD = frozenset([SenderKind.HEAD])
 _WORKER = frozenset([SenderKind.WORKER])
 _SERVICE = frozenset([SenderKind.SERVICE])
 _ROLE = _SERVICE | _WORKER
+_RANK = frozenset([SenderKind.RANK])
 _TRAIN_SERVICE = frozenset([SenderKind.TRAIN_SERVICE])
-_PROCESS = _ROLE | _TRAIN_SERVICE
+_PROCESS = _ROLE | _TRAIN_SERVICE | _RANK
 """Every process that a node agent has started."""
 _NODE = frozenset([SenderKind.AGENT])
 _WITHIN = frozenset[SenderKind]()
@@ -48,7 +49,7 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "scheduler.lookup_service": _ROLE,
     "scheduler.open_step": _SERVICE,
     "scheduler.register_environment": _SERVICE,
-    "scheduler.register_service": _SERVICE,
+    "scheduler.register_service": _SERVICE | _RANK,
     "scheduler.register_worker": _WORKER,
     "scheduler.take_turn": _SERVICE,
     "scheduler.token_report": _WORKER,
@@ -128,6 +129,10 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "training.answer": _WITHIN,
     "training.attached": _WITHIN,
     "training.service_state": _WITHIN,
+    # to a rank: from the leader of its group alone
+    "ranks.follow": _ROLE,
+    "ranks.order": _ROLE,
+    "ranks.done": _WITHIN,
     # weights: a worker asks the server, and other workers that pass on what they have
     "weights.get_chunks": _WORKER,
     "weights.get_manifest": _WORKER,

@@ -47,6 +47,8 @@ class EngineSpec:
     seed: int = 0
     prefix_cache_bytes: int = DEFAULT_LIMITS.prefix_cache_bytes
     """Memory for beginnings of prompts, of engines that do not measure their own."""
+    tensor_parallel: int = 1
+    """Ranks that compute one step together, each with a part of every layer."""
     adapter: AdapterSpec | None = None
     """Set: a version is such an adapter of the model in ``model_path``, which stays loaded as it is."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])

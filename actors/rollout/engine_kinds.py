@@ -6,29 +6,38 @@ import importlib
 from typing import cast
 
 from actors.host.thread_pool import let_waiting_threads_rest
+from actors.ranks.followers import Followers
 from actors.rollout.engine import RolloutEngine
 from actors.rollout.errors import EngineUnavailable
+from configs.limits import DEFAULT_LIMITS, Limits
 
 ENGINES: dict[str, str] = {
     "torch": "actors.rollout.engines.torch.torch_engine:TorchEngine",
     "vllm": "actors.rollout.engines.vllm.engine:VllmEngine",
     "simulated": "actors.rollout.engines.simulated_engine:SimulatedEngine",
 }
+LEADERS: dict[str, str] = {"vllm": "actors.rollout.engines.vllm.leader:LeadingEngine"}
+"""Kinds that compute over several ranks (``rollout.tensor_parallel``), by what leads them."""
 _HINTS = {"torch": "run `make install`", "vllm": "run `make vllm`", "simulated": "run `make install`"}
 
 
-def create_engine(kind: str) -> RolloutEngine:
-    """A new engine that has not been started.
+def create_engine(kind: str, followers: Followers | None = None, limits: Limits = DEFAULT_LIMITS) -> RolloutEngine:
+    """A new engine that has not been started. ``followers``: further ranks that are to compute with this one.
 
     Raises:
-        EngineUnavailable: unknown kind, or its library is not installed.
+        EngineUnavailable: unknown kind, or its library is not installed, or it has no use for followers.
     """
     if kind not in ENGINES:
         raise EngineUnavailable(f"rollout.engine is {kind!r}: expected one of {', '.join(ENGINES)}")
     if kind == "torch":
         let_waiting_threads_rest()
-    module, _, name = ENGINES[kind].partition(":")
+    if followers is not None and kind not in LEADERS:
+        raise EngineUnavailable(
+            f"rollout.tensor_parallel: the {kind} engine computes in one rank; use rollout.engine: vllm"
+        )
+    module, _, name = (ENGINES if followers is None else LEADERS)[kind].partition(":")
     try:
-        return cast(RolloutEngine, getattr(importlib.import_module(module), name)())
+        made = getattr(importlib.import_module(module), name)
+        return cast(RolloutEngine, made() if followers is None else made(followers, limits))
     except ImportError as error:
         raise EngineUnavailable(f"the {kind} engine cannot be imported ({error}): {_HINTS[kind]}") from error

@@ -6,7 +6,8 @@ Invariants
 - Only a process that may be given other work keeps anything (``allow``).
 - What is kept sleeps at level 2: it has no requests and no weights, and gives its memory back. So nothing of job A is
   served to job B: an engine that wakes from there refuses to step until weights are loaded.
-- One whose versions are adapters is not kept: its model would be job A's.
+- One whose versions are adapters is not kept: its model would be job A's. Nor is one of several ranks: the others
+  end with the job.
 - One that does not wake is closed, and the worker starts a new one: the job that it comes to is not to blame.
 - It fits if the engine would be built the same: kind, and all of the spec but the seed and the place of the weights.
   The model's shape is that of its ``config.json``.
@@ -41,7 +42,7 @@ def allow() -> None:
 async def keep_or_close(engine: RolloutEngine, spec: EngineSpec) -> None:
     """The worker that has started ``engine`` with ``spec`` needs it no more."""
     global _kept
-    if _allowed and not engine.has_work and spec.adapter is None:
+    if _allowed and not engine.has_work and spec.adapter is None and spec.tensor_parallel == 1:
         await engine.sleep(_WITHOUT_WEIGHTS)
         _kept = engine, spec
     else:

@@ -13,6 +13,7 @@ Invariants
 - Without its scheduler the worker goes on, until its lease lapses, with what it holds, and remembers what comes of it.
   It offers itself again, with backoff, to whoever has its name and place now, and after ``orphan_grace_s`` it stops.
 - Told to go with notice, it begins nothing more and goes on with what runs; who has nothing left goes early.
+- Of several ranks (``rollout.tensor_parallel``) it is the first, and a rank that is lost ends it.
 - Commands that overtake the answer to its offer are obeyed after it. There are few of them; a scheduler that sends
   more than ``early_commands`` is broken, and to drop one silently would lose its samples: the worker crashes.
 """
@@ -33,6 +34,7 @@ from actors.protocol.metrics import Event, Span, Spans
 from actors.protocol.services import LookupService, ServiceFound
 from actors.protocol.work import Assign, Drain, PullVersion, ReportsTaken, Revoke, SetAsleep
 from actors.protocol.workers import Registered, RegisterWorker
+from actors.ranks.group import GroupFollowers
 from actors.roles import RoleArgs
 from actors.rollout import kept_engine
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine
@@ -59,7 +61,8 @@ class RolloutWorker(RegisteredActor):
     def __init__(self, args: RoleArgs, engine: RolloutEngine | None = None) -> None:
         self._args = args
         self._job = args.job_config
-        self._engine = engine or create_engine(self._job.rollout.engine)
+        self._followers = GroupFollowers(args) if args.size > 1 else None
+        self._engine = engine or create_engine(self._job.rollout.engine, self._followers, self._job.limits)
         self._engine_spec: EngineSpec | None = None
         """What the engine was started with; None: it has not been."""
         self._terms = TermGuard()
@@ -82,6 +85,8 @@ class RolloutWorker(RegisteredActor):
     # ------------------------------------------------------------------ life
 
     async def on_start(self) -> None:
+        if self._followers is not None:
+            self._followers.connect(self.ctx)
         self.obey(self._args.scheduler)
         scheduler = self.ctx.ref(self.hub.address)
         spec = engine_spec(self._job, self._args.model_path)
@@ -179,6 +184,12 @@ class RolloutWorker(RegisteredActor):
             fields = {"worker": self._args.name, "samples": went_on.samples, "tokens": went_on.tokens}
             fields["generated_alone"] = went_on.generated_alone
             self._metrics.tell(Event(job=self._job.name, name="worker_went_on", fields=fields))
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        if self._followers is not None:
+            self._followers.heard(message)
+        await super().down(message)
 
     def hub_lost(self, message: Down) -> None:
         if self._draining:  # what it would still generate, nobody would hear

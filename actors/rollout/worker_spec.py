@@ -15,7 +15,7 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
     """The spec of one worker's engine.
 
     Threads default to this machine's cores, in off-policy modes half of them, since the trainer computes at the same
-    time, divided by the job's workers.
+    time, divided by the job's workers and their ranks.
     """
     rollout = job.rollout
     return EngineSpec(
@@ -26,6 +26,7 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
         max_context_tokens=max(context_tokens_max(j, Path(model_path)) for j in (job, job.evaluation)),
         threads=rollout.threads or _threads(job),
         seed=job.seed,
+        tensor_parallel=rollout.tensor_parallel,
         adapter=adapter_spec(job.model.adapter),
         prefix_cache_bytes=job.limits.prefix_cache_bytes,
         options=rollout.engine_options,
@@ -34,7 +35,7 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
 
 def _threads(job: JobConfig) -> int:
     cores = _cores() if job.staleness == 0 else _cores() // 2
-    return max(1, cores // max(1, job.rollout.workers))
+    return max(1, cores // max(1, job.rollout.workers * job.rollout.tensor_parallel))
 
 
 def _cores() -> int:

@@ -299,7 +299,7 @@ class Scheduler(Actor):
     @handles(RegisterService)
     async def register_service(self, offer: RegisterService) -> Acknowledged:
         self._scope.check_job(offer.job)
-        self._registry.register(offer)
+        self._registry.register(offer, self.ctx.sender_process)
         return Acknowledged()
 
     @handles(LookupService)

@@ -1,22 +1,26 @@
-"""Who serves the job in each role that there is one of: trainer, weights, rewards, prompts, ranker, job.
+"""Who serves the job in each role that there is one of: trainer, weights, rewards, prompts, ranker, job, and each rank.
 
     RegisterService ─▶ watched ─▶ whoever waits for that role is told     Down ─▶ nobody serves, until the next life
     LookupService ───▶ who serves now
 
 Invariants
 - One address a role, that of the newest life that has registered.
+- A rank speaks for itself alone, and who follows is no service of the job: its leader's restarts are told, not its own.
 """
 
 from __future__ import annotations
 
+from actors.core.senders import SenderKind, sender_of
 from actors.core.watch import Down, Gone
 from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
+from actors.ledger.errors import NotAccepted
 from actors.protocol.services import RegisterService
 from actors.scheduler.grants import Grants
 from actors.scheduler.scoring import Scoring
 from actors.scheduler.steps import Steps
-from transport.address import ActorAddress
+from configs.names import leader_of
+from transport.address import ActorAddress, PeerId
 
 
 class Services:
@@ -29,15 +33,22 @@ class Services:
         self._steps = steps
         self._grants = grants
 
-    def register(self, offer: RegisterService) -> None:
+    def register(self, offer: RegisterService, sender: PeerId | None) -> None:
+        """Raises:
+        NotAccepted: a rank offers somebody else.
+        """
         scope, role = self._scope, offer.role
+        is_rank = leader_of(role) != role
+        by_rank = sender is not None and sender_of(sender.name).kind is SenderKind.RANK
+        if by_rank and (not is_rank or (role, sender) != (offer.address.name, offer.address.peer)):
+            raise NotAccepted(f"{sender} offers {offer.address} as {role}: a rank registers itself alone")
         before = scope.services.get(role)
         scope.services[role] = offer.address
-        if before != offer.address:
+        if before != offer.address and not is_rank:
             self._fleet.recoveries.begins(role, again=before is not None and before.peer != offer.address.peer)
             scope.event("service_registered", role=role, address=str(offer.address))
-            if before is not None:
-                scope.ctx.unwatch(before)
+        if before not in (None, offer.address):
+            scope.ctx.unwatch(before)
         scope.ctx.watch(offer.address)
         if role == "rewards":
             self._scoring.serve(offer.address)
@@ -57,7 +68,7 @@ class Services:
         for role, address in list(scope.services.items()):
             if _same_life(address, news.address):
                 scope.event("service_down", role=role, reason=news.reason, detail=news.detail)
-                if news.reason is not Gone.STOPPED:
+                if news.reason is not Gone.STOPPED and leader_of(role) == role:
                     self._fleet.recoveries.mark_crashed(role)
                 if role == "trainer":
                     self._fleet.recoveries.lost(role, scope.ctx.now())

@@ -37,7 +37,7 @@ from actors.protocol.weights import (
 )
 from actors.weights.errors import CorruptSegment, VersionNotHeld
 from actors.weights.holding import Holding, Shelf, mapped_holding, open_holding
-from actors.weights.manifest import check_manifest, same_layout, tensor_views
+from actors.weights.manifest import SegmentViews, check_manifest, same_layout
 from actors.weights.memory import SegmentWriter
 from actors.weights.segments import held_path, host_id, own_site
 from transport.address import ActorAddress
@@ -120,7 +120,7 @@ class WeightClient:
         manifest = holding.manifest
         return PulledWeights(
             policy_version=manifest.policy_version,
-            tensors=tensor_views(manifest, holding.view),
+            tensors=SegmentViews(manifest, holding.view, holding.path),
             dtypes={entry.name: entry.dtype for entry in manifest.tensors},
             bytes=manifest.total_bytes,
             seconds=self._ctx.now() - started_s,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -107,10 +108,24 @@ def check_manifest(manifest: Manifest) -> None:
         end = entry.offset_bytes + want
 
 
+class SegmentViews(dict[str, np.ndarray]):
+    """Holds views of a version by parameter name, and says which file they are views of, for others to map it too."""
+
+    def __init__(self, manifest: Manifest, data: memoryview, path: Path) -> None:
+        super().__init__(tensor_views(manifest, data))
+        self.entries = manifest.tensors
+        self.path = path
+
+
 def tensor_views(manifest: Manifest, data: memoryview | bytes | bytearray) -> dict[str, np.ndarray]:
     """Read-only arrays over ``data`` by parameter name; nothing is copied."""
+    return entry_views(manifest.tensors, data)
+
+
+def entry_views(entries: Sequence[TensorEntry], data: memoryview | bytes | bytearray) -> dict[str, np.ndarray]:
+    """``tensor_views`` of tensors that lie in ``data`` as ``entries`` say."""
     views: dict[str, np.ndarray] = {}
-    for entry in manifest.tensors:
+    for entry in entries:
         raw = memoryview(data)[entry.offset_bytes : entry.offset_bytes + entry.length_bytes]
         array = np.frombuffer(raw, dtype=NUMPY_DTYPES[entry.dtype]).reshape(entry.shape)
         array.flags.writeable = False

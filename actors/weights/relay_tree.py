@@ -12,11 +12,14 @@ Invariants
 - Whoever can be fed from within its site is: a version enters another site once, and again only when its feed failed.
 - Nobody is fed by its own descendant, so there is no circle.
 - Who complains about its feed gets another one; the feed's other children do the same when they notice.
+- Nodes of which one could not feed the other are ``apart``, with the versions that come next, too: two that cannot
+  reach each other find that out once, and not with each version.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from transport.address import ActorAddress
@@ -32,12 +35,19 @@ class Place:
     maps: bool
 
 
+def nodes_of(puller: ActorAddress, feed: ActorAddress) -> frozenset[str]:
+    """The nodes on which these two run."""
+    return frozenset(address.peer.name.partition(".")[0] for address in (puller, feed))
+
+
 class RelayTree:
     """Arranges who feeds whom with one version. ``site``: where the server is."""
 
-    def __init__(self, children_max: int, site: str = "") -> None:
+    def __init__(self, children_max: int, site: str = "", apart: AbstractSet[frozenset[str]] = frozenset()) -> None:
         self._children_max = children_max
         self._site = site
+        self._apart = apart
+        """Pairs of nodes, as ``nodes_of`` names them, that could not feed each other; shared by several trees."""
         self._places: dict[ActorAddress, Place] = {}
         """Place of each puller, in the order in which they came, so those that have most come first."""
 
@@ -60,6 +70,8 @@ class RelayTree:
                 return Place(host, site, other, maps=True)
         children = self._children(but=puller)
         for feed in self._feeds(site):
+            if feed is not None and nodes_of(puller, feed) in self._apart:
+                continue
             if feed not in fed and children[feed, self._site_of(feed) == site] < self._children_max:
                 return Place(host, site, feed, maps=False)
         return Place(host, site, None, maps=False)

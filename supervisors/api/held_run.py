@@ -25,6 +25,7 @@ import msgspec
 from actors.host.open_files import check_enough_for
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
+from supervisors.machine.devices import find_devices
 from supervisors.machine.logs import new_loop
 from supervisors.machine.run_directory import RunLock
 from supervisors.trees import run_job
@@ -56,8 +57,10 @@ def _run(order: HeldOrder) -> Mapping[str, Any]:
     known = {"job": job.name, "steps": 0}
     try:
         check_enough_for(job.rollout.workers)
+        devices = find_devices(None)
         with RunLock.take(run_dir), asyncio.Runner(loop_factory=new_loop) as runner:
-            return runner.run(run_job(job, run_dir, resume=order.resume, control=None, on_progress=_said_elsewhere))
+            run = run_job(job, run_dir, resume=order.resume, control=None, on_progress=_said_elsewhere, devices=devices)
+            return runner.run(run)
     except (KeyboardInterrupt, asyncio.CancelledError):
         return known | {"state": "interrupted"}
     except (HeadraceError, OSError) as error:

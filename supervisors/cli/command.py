@@ -9,13 +9,17 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
 from actors.core.terminal_text import harmless
 from configs.errors import ConfigError, Problem
 from transport.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from configs.schema import JobConfig
+    from supervisors.machine.devices import Devices
 
 EXIT_FINISHED: Final = 0
 EXIT_FAILED: Final = 1
@@ -36,6 +40,13 @@ ControlKeys = Annotated[
     Path | None,
     typer.Option(help="Key directory of the control socket, not the nodes' one; needed beyond this machine."),
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--devices", metavar="N|IDS|none", help="Devices of this machine that it may use: a number, ids, or none. "
+        "Default: all that are found."
+    ),
+]  # fmt: skip
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -79,6 +90,24 @@ def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str |
         check(load_head_keys(nodes, control), listen=listen, control=at)
 
     refuse_bad_sockets(check_both)
+
+
+def devices_of_this_machine(option: str | None, *jobs: JobConfig) -> Devices:
+    """What ``--devices`` leaves of them; ends the command with exit code 2 if that, or a job, asks for more."""
+    from supervisors.jobs.device_needs import device_problems
+    from supervisors.machine.devices import find_devices
+    from supervisors.tree.errors import NoSuchDevices
+
+    try:
+        found = find_devices(option)
+    except NoSuchDevices as error:
+        fail(str(error), EXIT_BAD_CONFIG)
+    problems = [
+        Problem(f"job {job.name}", *problem) for job in jobs for problem in device_problems(job, len(found.ids))
+    ]
+    if problems:
+        fail(str(ConfigError(problems)), EXIT_BAD_CONFIG)
+    return found
 
 
 def refuse_bad_sockets(check: Callable[[], None]) -> None:

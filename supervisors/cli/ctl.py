@@ -197,6 +197,12 @@ def tree(job: JobOption = None, json_: Json = False) -> None:
 
 
 @ctl.command()
+def nodes(json_: Json = False) -> None:
+    """Every machine: its slots, its devices, and who has which."""
+    _call("nodes", {}, json_)
+
+
+@ctl.command()
 def stalls(
     longer_than_s: Annotated[
         float, typer.Option("--longer-than", min=0.0, help="Seconds that a wait has lasted.")

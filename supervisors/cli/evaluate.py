@@ -17,7 +17,7 @@ from actors.core.terminal_text import harmless
 from actors.host.open_files import TooFewDescriptors, check_enough_for
 from actors.host.room import NoSpaceLeft
 from configs.errors import ConfigError
-from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, Json, fail, finish, wrong
+from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, Json, devices_of_this_machine, fail, finish, wrong
 from supervisors.cli.run import Overrides
 from supervisors.cli.run_end import EXIT_OF_STATE
 
@@ -123,7 +123,10 @@ def _evaluate(job: Any, run_dir: Path, console: Console) -> tuple[dict[str, Any]
     from supervisors.trees import run_job
 
     console.print(harmless(f"{job.name}: run directory {run_dir}"), soft_wrap=True, markup=False)
+    found = devices_of_this_machine(None, job)
     with ProgressView(console) as view:
-        summary = finish(lambda: run_job(job, run_dir, resume=False, control=None, on_progress=view.update))
+        summary = finish(
+            lambda: run_job(job, run_dir, resume=False, control=None, on_progress=view.update, devices=found)
+        )
     rows = read_rows(run_dir / FILE)
     return summary, dict(rows[0]) if rows else None

@@ -22,9 +22,11 @@ from supervisors.cli.command import (
     EXIT_FAILED,
     Control,
     ControlKeys,
+    DeviceOption,
     Json,
     Keys,
     check_sockets,
+    devices_of_this_machine,
     fail,
     finish,
     wrong,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from configs.fault_plan import FaultPlan
     from configs.schema import JobConfig
     from configs.services import ServicesConfig
+    from supervisors.machine.devices import Devices
 
 Overrides = Annotated[
     list[str] | None,
@@ -64,6 +67,7 @@ def run(
         Path | None,
         typer.Option(metavar="PLAN.yaml", help="Do harm on purpose: a fault plan for the run's real processes."),
     ] = None,
+    devices: DeviceOption = None,
     keys: Keys = None,
     control_keys: ControlKeys = None,
 ) -> None:
@@ -75,7 +79,7 @@ def run(
 
     overrides, jobs = set_ or [], job or []
     if len(jobs) > 1 or (resume is not None and is_several(resume)):
-        run_several(jobs, overrides, services, dir_, control, resume, faults, keys, control_keys, json_=json_)
+        run_several(jobs, overrides, services, dir_, control, resume, faults, keys, control_keys, devices, json_=json_)
     try:
         if resume is not None:
             check_options(jobs, dir_, resume, overrides)
@@ -94,6 +98,7 @@ def run(
         plan = load_faults(faults, loaded)
         check_sockets(keys, control_keys, listen=loaded.listen, at=control)
         check_enough_for(loaded.rollout.workers)
+        found = devices_of_this_machine(devices, loaded)
         where = f"--resume {resume}" if resume is not None else f"--dir {dir_ or RUN_ROOT}"
         lock, news = own_run_directory(resume or dir_, loaded, resume=resume is not None, where=where)
     except (ConfigError, DirectoryInUse) as error:
@@ -104,7 +109,7 @@ def run(
         if news:
             Console(stderr=json_, highlight=False).print(harmless(news), soft_wrap=True, markup=False)
         _run_in(lock.run_dir, loaded, resume=resume is not None, plan=plan, control=control, keys=keys,
-                control_keys=control_keys, json_=json_, services=shared)  # fmt: skip
+                control_keys=control_keys, json_=json_, services=shared, devices=found)  # fmt: skip
 
 
 def _run_in(
@@ -118,6 +123,7 @@ def _run_in(
     control_keys: Path | None,
     json_: bool,
     services: ServicesConfig | None,
+    devices: Devices,
 ) -> NoReturn:
     """Run the job in a directory that is ours, to the command's end."""
     from supervisors.cli.live_view import ProgressView
@@ -138,6 +144,7 @@ def _run_in(
                 control_keys=control_keys,
                 faults=plan,
                 services=services,
+                devices=devices,
             )
         )
     report(console, summary, run_dir)

@@ -30,6 +30,7 @@ from supervisors.cli.command import (
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
     check_sockets,
+    devices_of_this_machine,
     fail,
     finish,
     wrong,
@@ -40,7 +41,7 @@ from supervisors.cli.services_file import check_served, services_of
 if TYPE_CHECKING:
     from configs.schema import JobConfig
     from configs.services import ServicesConfig
-
+    from supervisors.machine.devices import Devices
 
 _TAKEN: Final = ("logs", "services")
 
@@ -60,6 +61,7 @@ def run_several(
     faults: Path | None,
     keys: Path | None,
     control_keys: Path | None,
+    devices: str | None,
     *,
     json_: bool,
 ) -> NoReturn:
@@ -82,6 +84,7 @@ def run_several(
         listen = next((job.cluster.listen for job in jobs if job.cluster.nodes), None)
         check_sockets(keys, control_keys, listen=listen, at=control)
         check_enough_for(sum(job.rollout.workers for job in jobs))
+        found = devices_of_this_machine(devices, *jobs)
         directory = resume or dir_ or make_run_directory(RUN_ROOT, _name(jobs))
         lock = RunLock.take(directory)
     except (ConfigError, DirectoryInUse) as error:
@@ -101,7 +104,7 @@ def run_several(
         for line in (*news, f"{', '.join(job.name for job in jobs) or 'no job'}: directory {directory}"):
             console.print(harmless(line), soft_wrap=True, markup=False)
         ended = _run_in(directory, jobs, console, resume=resume is not None, control=control, keys=keys,
-                        control_keys=control_keys, services=shared) if jobs else {}  # fmt: skip
+                        control_keys=control_keys, services=shared, devices=found) if jobs else {}  # fmt: skip
         summaries = [ended.get(name) or over[name] for name in _order(directory)]
         for summary in summaries:
             report(console, summary, directory / str(summary["job"]))
@@ -130,6 +133,7 @@ def _run_in(
     keys: Path | None,
     control_keys: Path | None,
     services: ServicesConfig | None,
+    devices: Devices,
 ) -> dict[str, Any]:
     from supervisors.cli.jobs_view import JobsView
     from supervisors.trees import run_jobs
@@ -145,6 +149,7 @@ def _run_in(
                 keys=keys,
                 control_keys=control_keys,
                 services=services,
+                devices=devices,
             )
         )
 

@@ -14,8 +14,10 @@ from supervisors.cli.command import (
     EXIT_FAILED,
     Control,
     ControlKeys,
+    DeviceOption,
     Keys,
     check_sockets,
+    devices_of_this_machine,
     fail,
     finish,
     refuse_bad_sockets,
@@ -31,6 +33,7 @@ def head(
     control: Control = None,
     dir_: Annotated[Path, typer.Option("--dir", help="Where run directories are made.")] = RUN_ROOT,
     services: ServicesFile = None,
+    devices: DeviceOption = None,
     keys: Keys = None,
     control_keys: ControlKeys = None,
     allow_functions: Annotated[
@@ -44,6 +47,7 @@ def head(
 ) -> None:
     """Serve jobs that come over the control socket, on nodes that join, until stopped."""
     check_sockets(keys, control_keys, listen=listen, at=control)
+    found = devices_of_this_machine(devices)
     from supervisors.cli.job_lines import JobLines
     from supervisors.trees import run_head
 
@@ -62,6 +66,7 @@ def head(
                 control_keys=control_keys,
                 allow_functions=allow_functions,
                 services=shared,
+                devices=found,
                 on_progress=lines.update,
             )
         )
@@ -89,7 +94,7 @@ def node(
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(min=1, help="Rollout workers at most. Default: cores or GPUs."),
+        typer.Option(min=1, help="Rollout workers at most. Default: one on each device, else on each core."),
     ] = None,
     kind: Annotated[str, typer.Option(help="What it is priced as: a key of cluster.prices.")] = "reserved",
     site: Annotated[
@@ -101,6 +106,7 @@ def node(
             metavar="SECONDS", min=0, help="How long it is still there after SIGTERM: workers go on meanwhile."
         ),
     ] = 0.0,
+    devices: DeviceOption = None,
     keys: Keys = None,
 ) -> None:
     """Lend this machine to a head, until stopped."""
@@ -108,6 +114,11 @@ def node(
 
     refuse_bad_sockets(lambda: check_node(name, kind, site, notice))
     refuse_bad_sockets(lambda: check_join(join, keys))
+    found = devices_of_this_machine(devices)
     from supervisors.trees import run_node
 
-    finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys, kind=kind, site=site, notice_s=notice))
+    finish(
+        lambda: run_node(
+            join=join, name=name, slots=slots, keys=keys, kind=kind, site=site, notice_s=notice, devices=found
+        )
+    )

@@ -32,7 +32,8 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
         "error",
     ),
     "queue": ("job", "service", "project", "priority", "state_bytes", "why"),
-    "tree": ("name", "role", "node", "pid", "state", "incarnation", "restarts"),
+    "tree": ("name", "role", "node", "pid", "state", "incarnation", "restarts", "devices"),
+    "nodes": ("node", "kind", "state", "slots", "slots_used", "devices", "free", "given"),
     "stalls": ("since_s", "process", "waiter", "waits_for", "kind", "what"),
     "dead_letters": ("ago_s", "process", "reason", "tag", "source", "target"),
     "metrics": (
@@ -48,8 +49,8 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 """The columns that a verb's table shows, in order; other keys are for programs."""
 
 _PIPE_COLUMNS: Final = 200
-_ABSENT: Final[dict[str, object]] = {"pid": 0, "error": ""}
-"""What stands for nothing in a column: an actor of the head has no process of its own."""
+_ABSENT: Final[dict[str, object]] = {"pid": 0, "error": "", "devices": [], "free": [], "given": {}}
+"""What stands for nothing in a column: an actor of the head has no process of its own, and many have no device."""
 
 
 def console() -> Console:
@@ -113,5 +114,10 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(_cell(item) for item in cast("list[object]", value)) or "-"
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value).items()
+        return "; ".join(f"{harmless(str(key))}: {_cell(held)}" for key, held in items)
     text = harmless(str(value))
     return text.removeprefix(f"{Path.cwd()}/") if text.startswith("/") else text

@@ -93,7 +93,7 @@ class Head:
         self._agent = agent
         self._runtime = self.machine.runtime_directory() if agent is None else None
         self._listen = listen or f"ipc://{self._runtime}/head"
-        self.nodes = Nodes("head")
+        self.nodes = Nodes("head", self._keys.nodes.registered if self._keys.nodes else ())
         beside = services_dir or run_root
         self.services = Services(
             self.nodes, machine, beside, limits=limits, on_news=self._tell_its_jobs,
@@ -120,7 +120,7 @@ class Head:
         await self.system.spawn("nodes", self.nodes)
         await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self.machine)))
         agent = self._agent if self._agent is not None else await self._start_agent()
-        self.nodes.add_local("head", agent, slots=self.machine.slots)
+        self.nodes.add_local("head", agent, self.machine.slots, self.machine.devices.ids)
 
     async def begin_services(self, rules: ServicesConfig | None, *, former: bool) -> None:
         """Start the services of ``rules``; after a ``former`` life take over those that it had."""

@@ -65,6 +65,8 @@ class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A fault plan as JSON."""
     allow_functions: tuple[str, ...] | None = None
     """Prefixes of the functions that submitted jobs may name; None: any."""
+    devices: tuple[str, ...] = ()
+    """Devices that this machine's node agent has for role processes."""
     former: Former | None = None
 
     def encode(self) -> bytes:

@@ -43,8 +43,9 @@ from supervisors.head.head import Head
 from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
 from supervisors.jobs.job_run import FormerLife, JobRun
 from supervisors.machine import exit_note
+from supervisors.machine.devices import Devices
 from supervisors.machine.logs import log_to_file, new_loop
-from supervisors.machine.machine import JOURNAL
+from supervisors.machine.machine import JOURNAL, LocalMachine
 from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED
 from transport.errors import HeadraceError
 
@@ -84,6 +85,7 @@ async def _main(order: HeadOrder, last_words: Callable[[BaseException], None]) -
         keys=Path(order.keys) if order.keys else None,
         control_keys=Path(order.control_keys) if order.control_keys else None,
         limits=Limits.model_validate_json(order.limits),
+        machine=LocalMachine(Devices(order.devices)),
         agent=order.agent,
         allow_functions=order.allow_functions,
         services_dir=Path(order.services_dir) if order.services_dir else None,

@@ -225,6 +225,7 @@ class MachineProcess:
             agent=system.address("agent"),
             keeper=system.address("keeper"),
             limits=limits.model_dump_json(),
+            devices=self._machine.devices.ids,
         )
         while True:
             began_s, step = loop.time(), self.keeper.step

@@ -20,15 +20,18 @@ from actors.protocol.jobs import CancelJob, CheckpointJob, CheckpointReport, Job
 from configs.errors import ConfigError, Problem
 from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
+from configs.names import SHARED
 from configs.services import problems_with
 from supervisors.head.allowed_functions import check_allowed
 from supervisors.head.service_operations import ServiceOperations
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
+from supervisors.jobs.device_needs import device_problems
 from supervisors.jobs.job_run import JobRun
 from supervisors.jobs.run_record import write_record
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.file_end import whole_lines
+from supervisors.machine.nodes import Node
 from supervisors.machine.run_directory import make_run_directory
 from supervisors.tree.child_record import ChildInfo
 from supervisors.tree.errors import FaultNotPossible
@@ -67,6 +70,7 @@ class Operations:
         if (kind := config.provider.kind) != "none":  # machines are started by the machine process of a single run
             wrong = f"{kind}, and a head starts no machines for jobs that are submitted to it"
             problems.append(("provider.kind", wrong, "Use headrace run, or leave provider out and start headrace node"))
+        problems += device_problems(config, self._head.nodes.devices_here)
         if problems:
             raise ConfigError([Problem("the submitted job", *found) for found in problems])
         await self._free(config.name)
@@ -267,12 +271,18 @@ class Operations:
             if not node.local
         ]
         for name, children in self._head.services.children() if job is None else ():
-            rows += [_row(name, "supervisor", "head"), *(_child(info) for info in children)]
+            rows += [_row(name, "supervisor", "head"), *(self._child(info, SHARED) for info in children)]
         for run in runs:
             for part, supervisor in run.tree.supervisors.items():
                 rows.append(_row(f"{part}.{run.job.name}", "supervisor", "head"))
-                rows += [_child(info) for info in supervisor.snapshot()]
+                rows += [self._child(info, run.job.name) for info in supervisor.snapshot()]
         return rows
+
+    def _child(self, info: ChildInfo, owner: str) -> Plain:
+        return _child(info, self._head.nodes.devices_of(f"{owner}.{info.name}"))
+
+    async def nodes(self) -> list[Plain]:
+        return [_machine(node) for node in self._head.nodes.present]
 
     async def stalls(self, longer_than_s: float) -> list[Plain]:
         return await StallReport(self._head).stalls(longer_than_s)
@@ -341,10 +351,24 @@ def _plain(report: JobReport) -> Plain:
 
 
 def _row(name: str, role: str, node: str) -> Plain:
-    return {"name": name, "role": role, "node": node, "pid": 0, "state": "running", "incarnation": "", "restarts": 0}
+    return {"name": name, "role": role, "node": node, "pid": 0, "state": "running", "incarnation": "", "restarts": 0,
+            "devices": []}  # fmt: skip
 
 
-def _child(info: ChildInfo) -> Plain:
+def _machine(node: Node) -> Plain:
+    return {
+        "node": node.name,
+        "kind": node.kind,
+        "state": "draining" if node.draining else "running",
+        "slots": None if node.local else node.slots,  # the job file says how many workers the head's own machine has
+        "slots_used": None if node.local else node.slots_used,
+        "devices": list(node.devices.ids),
+        "free": list(node.devices.free),
+        "given": {device: sorted(users) for device, users in node.devices.users.items()},
+    }
+
+
+def _child(info: ChildInfo, devices: tuple[str, ...] | None) -> Plain:
     return {
         "name": info.name,
         "role": info.role,
@@ -353,4 +377,5 @@ def _child(info: ChildInfo) -> Plain:
         "state": info.state,
         "incarnation": f"{info.incarnation:x}",
         "restarts": info.restarts,
+        "devices": list(devices or ()),
     }

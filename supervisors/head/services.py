@@ -28,6 +28,7 @@ from configs.limits import Limits
 from configs.names import SHARED
 from configs.services import ServiceConfig
 from supervisors.jobs.adoption import adopt
+from supervisors.jobs.device_needs import devices_wanted_by_service
 from supervisors.machine.machine import Machine
 from supervisors.machine.nodes import Nodes
 from supervisors.tree.child_record import ChildInfo, SupervisionEvent
@@ -154,8 +155,12 @@ class Services:
                 looked_for = True
                 if (running := await adopt(context, self._nodes, process, name)) is not None:
                     return running
-            node = await self._nodes.choose(process, "local", limits.ready_timeout_s)
-            return await start_process(context, node.agent, args, job=SHARED, ready_s=limits.ready_timeout_s)
+            wanted = devices_wanted_by_service(service.config)
+            node = await self._nodes.choose(process, "local", limits.ready_timeout_s, devices=wanted)
+            return await start_process(
+                context, node.agent, args, job=SHARED, ready_s=limits.ready_timeout_s,
+                devices=self._nodes.devices_of(process),
+            )  # fmt: skip
 
         return ChildSpec(name, start, role=args.role, shutdown_s=limits.stop_timeout_s, ready_s=limits.ready_timeout_s)
 

@@ -6,6 +6,7 @@
 Invariants
 - A process is adopted whole or not at all: once the agent has answered, its end is told to the new owner.
 - Processes that were not ready when their owner died are none: their agent ends them.
+- Who runs keeps its devices, and nobody else is given them meanwhile.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ async def adopt(context: Context, nodes: Nodes, process: str, actor: str) -> Run
         try:
             agent = context.ref(node.agent)
             listed = await agent.ask(ListProcesses(), ProcessList)
+            nodes.heard(node.name, {info.name: info.devices for info in listed.processes})
             if _ready(listed, process) is None:
                 continue
             found = _ready(await agent.ask(AdoptProcesses(names=(process,)), ProcessList), process)
@@ -39,7 +41,7 @@ async def adopt(context: Context, nodes: Nodes, process: str, actor: str) -> Run
             context.log.warning("a node agent does not answer; its processes are not adopted", why=str(error))
             continue
         if found is not None:
-            nodes.place(process, node.name)
+            nodes.place(process, node.name, found.devices)
             what = (node.name, found.pid, found.incarnation, found.addresses)
             return running_process(context, node.agent, process, actor, *what, adopted=True)
     return None

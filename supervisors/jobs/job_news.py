@@ -21,6 +21,7 @@ from transport.transport import SendOutcome
 
 if TYPE_CHECKING:
     from actors.core.system import ActorSystem
+    from supervisors.tree.supervisor import SupervisionEvent
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -86,3 +87,11 @@ class JobNews:
         outcome = metrics.tell(Event(job=self._job, name=name, fields=dict(fields)))
         if outcome is not SendOutcome.QUEUED:
             log.info("an event is not recorded", job=self._job, name=name, outcome=outcome.name, fields=fields)
+
+
+def failure_in_words(event: SupervisionEvent) -> str:
+    """What people read of a child that failed: the error that ended it, if it has named one."""
+    if event.kind == "start_failed":
+        return f"{event.child} did not start: {event.reason or event.detail}"
+    why = f": {event.reason}" if event.reason else ""
+    return f"{event.child} ended ({event.cause}{why}); starting it again {event.detail}"

@@ -28,9 +28,10 @@ from actors.weights.segments import run_id
 from configs.schema import JobConfig
 from supervisors.jobs.adoption import adopt
 from supervisors.jobs.capacity_target import CapacityTarget, Prices, prices_of
+from supervisors.jobs.device_needs import devices_wanted
 from supervisors.jobs.elastic_pool import ElasticPool
 from supervisors.jobs.functions import Functions
-from supervisors.jobs.job_news import JobNews
+from supervisors.jobs.job_news import JobNews, failure_in_words
 from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.jobs.stage_balancer import StageBalancer
 from supervisors.machine.machine import Machine
@@ -143,6 +144,8 @@ class JobTree:
             self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
         )
         self._news.say(message="every process is ready", processes="ready")
+        if devices := self._nodes.devices_in_words():
+            self._news.say(message=devices)
         if self._pool is not None:
             self._pool.start()
         if self._functions is not None:
@@ -216,6 +219,7 @@ class JobTree:
         return ElasticPool(
             self._nodes, supervisor, make, self.drain_worker, release, self._news.record,
             limits=self._job.limits, now=asyncio.get_running_loop().time, share=self._share,
+            ranks=self._job.rollout.tensor_parallel,
         )  # fmt: skip
 
     def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:
@@ -242,10 +246,14 @@ class JobTree:
             told = args
             if role == "trainer" and self._service is not None:  # it listens elsewhere in each of its lives
                 told = msgspec.structs.replace(args, service=await self._service())
-            node = await self._nodes.choose(process, place, self._job.cluster.wait_s)
+            wanted = devices_wanted(self._job, role)
+            node = await self._nodes.choose(process, place, self._job.cluster.wait_s, devices=wanted or 0)
+            devices = None if wanted is None else self._nodes.devices_of(process)
+            if devices:
+                self._news.record("devices_given", child=name, node=node.name, devices=",".join(devices))
             return await start_process(
                 context, node.agent, told, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits,
-                may_stay=role == "rollout" and self._is_lent,
+                may_stay=role == "rollout" and self._is_lent, devices=devices,
             )  # fmt: skip
 
         ready_s = limits.ready_timeout_s + self._job.cluster.wait_s
@@ -371,12 +379,14 @@ class JobTree:
             self._pool.worker_started(event.child)
         if self._functions is not None and event.supervisor == f"rollout.{self._job.name}":
             self._functions.worker_changed(event.child, event.kind)
-        if event.kind == "ended" and self._pool is not None and event.cause is not None:
-            self._pool.worker_ended(event.child, event.cause)
+        if event.kind == "ended":
+            self._nodes.release(f"{self._job.name}.{event.child}")  # it is not started again: others may have its place
+            if self._pool is not None and event.cause is not None:
+                self._pool.worker_ended(event.child, event.cause)
         if event.kind == "restarting" or (
             event.kind == "start_failed" and not event.permanent
         ):  # else the run's end says
-            self._news.say(message=_words(event))
+            self._news.say(message=failure_in_words(event))
 
     def _tell_end(self, event: SupervisionEvent) -> None:
         """To the scheduler, which sees a link break and cannot know why."""
@@ -385,11 +395,3 @@ class JobTree:
             job=self._job.name, worker=event.child, incarnation=event.incarnation, crashed=crashed, detail=event.detail
         )
         self._system.ref(self.address("scheduler")).tell(news)
-
-
-def _words(event: SupervisionEvent) -> str:
-    """What people read of a child that failed: the error that ended it, if it has named one."""
-    if event.kind == "start_failed":
-        return f"{event.child} did not start: {event.reason or event.detail}"
-    why = f": {event.reason}" if event.reason else ""
-    return f"{event.child} ended ({event.cause}{why}); starting it again {event.detail}"

@@ -75,7 +75,9 @@ class OrphanedProcesses:
     async def _are_clear(self, node: Node) -> bool:
         agent, clear = self._system.ref(node.agent), True
         children = {f"{self._job}.{info.name}": info for info in self._children()}
-        for process in (await agent.ask(ListProcesses(), ProcessList)).processes:
+        listed = (await agent.ask(ListProcesses(), ProcessList)).processes
+        self._nodes.heard(node.name, {process.name: process.devices for process in listed})
+        for process in listed:
             child = children.get(process.name)
             if child is None or (child.node, child.pid) == (node.name, process.pid):
                 continue
@@ -85,4 +87,5 @@ class OrphanedProcesses:
             deadline_s = self._system.limits.stop_timeout_s
             order = StopProcess(name=process.name, deadline_s=deadline_s, cause=ExitCause.STOPPED)
             await agent.ask(order, StopReply, timeout_s=deadline_s + self._system.limits.spawn_overhead_s)
+            node.devices.release(process.name)
         return clear

@@ -105,7 +105,7 @@ async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
     head_key = split_key(spec.args.metrics.endpoint)[1]  # whoever has ordered this process, the agent has made sure
-    keys = load_keys(Path(spec.keys)).of_head(head_key) if spec.keys else None
+    keys = load_keys(Path(spec.keys)).of_head(head_key).with_neighbours(spec.neighbours) if spec.keys else None
     links = ZmqTransport(
         new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
     )

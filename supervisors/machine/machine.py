@@ -7,6 +7,7 @@ One object a machine, handed to Head, NodeProcess and NodeAgent. ``LocalMachine`
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from actors.metrics.recorder import Metrics
 from configs.limits import Limits
 from configs.schema import JobConfig, MetricsConfig
 from supervisors.faults.journal_faults import FaultableJournal
+from supervisors.machine.devices import NO_DEVICES, Devices
 from supervisors.machine.process import Child, Launch, is_stopped_by_signal, launch
 from supervisors.machine.run_directory import DirectoryLock, RunLock
 from supervisors.machine.runtime_directory import make_runtime_directory
@@ -42,6 +44,11 @@ class Machine(Protocol):
     @property
     def slots(self) -> int:
         """Rollout workers that it can take without being told."""
+        ...
+
+    @property
+    def devices(self) -> Devices:
+        """What it has to compute on beside its cores."""
         ...
 
     def runtime_directory(self) -> Path:
@@ -86,7 +93,8 @@ class Machine(Protocol):
 class LocalMachine:
     """The local machine is this one: ZeroMQ, exec, SQLite. Two sets are a nemesis's, and empty without one."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Devices = NO_DEVICES) -> None:
+        self._devices = devices
         self.slowed: set[int] = set()
         """Processes that are stopped and continued many times a second: they are slow, not hung."""
         self.full_disks: set[Path] = set()
@@ -94,7 +102,11 @@ class LocalMachine:
 
     @property
     def slots(self) -> int:
-        return os.cpu_count() or 1
+        return len(self._devices.ids) or os.cpu_count() or 1
+
+    @property
+    def devices(self) -> Devices:
+        return self._devices
 
     def runtime_directory(self) -> Path:
         return make_runtime_directory()
@@ -106,7 +118,8 @@ class LocalMachine:
         return FaultableTransport(links, limits=limits)
 
     def launch(self, spec: Launch) -> Child:
-        return launch(spec)
+        seen = self._devices.environment(spec.devices)
+        return launch(dataclasses.replace(spec, env={**spec.env, **seen}) if seen else spec)
 
     def is_stopped(self, pid: int) -> bool:
         return pid not in self.slowed and is_stopped_by_signal(pid)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from supervisors.machine.failure_detector import FailureDetector
 from supervisors.machine.machine import CLUSTER, LOCAL, Machine
+from supervisors.machine.nodes import Neighbours
 from supervisors.machine.process import Child, ProcessExit, role_command
 from supervisors.tree.messages import ProcessInfo, ProcessReady, SpawnProcess
 from transport.address import ActorAddress
@@ -45,6 +46,7 @@ class Managed:
             health=str(self.detector.health(now_s)),
             addresses=self.report.addresses if self.report else {},
             loop_lag_s=self.loop_lag_s,
+            devices=self.order.devices or (),
         )
 
 
@@ -57,6 +59,7 @@ class NodeOptions:
     """Endpoint of role processes, ``{name}`` filled in; empty: derived from the agent's own endpoint."""
     command: list[str] = field(default_factory=role_command)
     keys: str = ""
+    neighbours: Neighbours = ()
     seed: int = 0
     machine: Machine = LOCAL
 

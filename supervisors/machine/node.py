@@ -36,6 +36,7 @@ from supervisors.tree.errors import HeadLost
 from transport.address import ActorAddress, PeerId
 from transport.endpoints import check_dialed, is_loopback, split_key
 from transport.errors import HandshakeRefused, InsecureBind, LinkTimeout
+from transport.own_address import address_towards
 from transport.zmq.handshake import NAME_IS_TAKEN
 from transport.zmq.own_keys import directory_or_own
 from transport.zmq.security import load_keys
@@ -46,8 +47,12 @@ HEAD_ENDED: Final = "the head has ended"
 class Membership(RegisteredActor):
     """Keeps this node in the head's register. It crashes with HeadLost when the head stays away."""
 
-    def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str) -> None:
-        self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
+    def __init__(
+        self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str, options: NodeOptions
+    ) -> None:
+        devices = options.machine.devices.ids
+        self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind, devices=devices)
+        self._options = options
         self._first = head
         self._leaving = False
         self._head_ended = False
@@ -58,7 +63,7 @@ class Membership(RegisteredActor):
         await self.register()
 
     async def introduce(self, hub: ActorRef) -> None:
-        await hub.ask(self._offer, Joined)
+        self._options.neighbours = (await hub.ask(self._offer, Joined)).neighbours
 
     async def register(self) -> None:
         try:
@@ -153,7 +158,7 @@ class NodeProcess:
         agent = await system.spawn("agent", self._agent)
         await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
         there = ActorAddress("nodes", head, self._join)
-        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind)
+        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind, options)
         await system.spawn("membership", self._membership)
 
     async def _connect(self, system: ActorSystem) -> PeerId:
@@ -239,14 +244,17 @@ def check_join(join: str, keys: Path | None) -> None:
 
 
 def _is_here(join: str) -> bool:
-    host = join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
-    return not join.startswith("tcp://") or is_loopback(host)
+    return not join.startswith("tcp://") or is_loopback(_host_of(join))
+
+
+def _host_of(join: str) -> str:
+    return join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
 
 
 def _listen_beside(join: str, name: str) -> str:
-    """A private directory or loopback for a head on this machine, else every interface; TCP has keys."""
+    """A private directory or loopback for a head on this machine, else the interface towards it; TCP has keys."""
     if join.startswith("memory://"):
         return f"memory://{name}"
     if join.startswith("ipc://"):
         return "ipc://*"
-    return "tcp://127.0.0.1:*" if _is_here(join) else "tcp://0.0.0.0:*"
+    return f"tcp://{'127.0.0.1' if _is_here(join) else address_towards(_host_of(join))}:*"

@@ -115,6 +115,8 @@ class NodeAgent(Actor):
         for name in (message.args.name, message.name):  # they become those of a file and of a peer
             if problem := name_problem(name, longest=3 * NAME_CHARACTERS_MAX):
                 return _failed(ExitCause.CRASHED, f"the name of a process {problem}")
+        if problem := self._options.machine.devices.lacks(message.devices):
+            return _failed(ExitCause.CRASHED, f"{message.name} is to have {problem}")
         if not await self._make_room(message.name, owner):
             other = self._managed[message.name].owner
             return _failed(ExitCause.CRASHED, f"{message.name} runs here already for {other}")
@@ -165,9 +167,10 @@ class NodeAgent(Actor):
             limits=order.limits or limits.model_dump_json(),
             seed=self._options.seed,
             keys=self._options.keys,
+            neighbours=self._options.neighbours,
         )
         log_path = Path(args.run_dir) / "logs" / f"{args.name}.log"
-        launch = Launch(self._options.command, log_path, spec.encode(), may_stay=order.may_stay)
+        launch = Launch(self._options.command, log_path, spec.encode(), {}, order.may_stay, order.devices)
         now_s = self.ctx.now()
         managed = Managed(
             order=order,
@@ -251,7 +254,7 @@ class NodeAgent(Actor):
         if not managed.ready.done():
             managed.ready.set_result(None)
         if managed.process.stays:
-            self._parked.add(managed.order.args.role, managed.process)
+            self._parked.add(managed.order.args.role, managed.order.devices, managed.process)
         run_dir = managed.order.args.run_dir
         if managed.report is None:
             self._leftovers.failed(run_dir, name, self.ctx.now())

@@ -2,9 +2,11 @@
 
     node process ──JoinCluster──▶ Nodes ──watch──▶ gone ─▶ not chosen; its workers are placed elsewhere
                                                    └ cut off, and back in the same life ─▶ as full as it was
-    supervisor   ──choose────────▶ the live node of the wanted kind with the least of its slots in use
+    supervisor   ──choose────────▶ the live node of the wanted kind with the least of its slots in use,
+                                   and there the devices that the fewest have (``device_places``)
 
-The head's own node agent is a node like the others, marked local.
+The head's own node agent is a node like the others, marked local. The processes of a rank group are on one node, and
+take one slot of it together.
 
 A cut says nothing of a machine: supervisors may keep what runs there (``node_loss``), and whoever drained it has not
 changed their mind. So what is known of it is kept aside until it is back, or comes in a new life.
@@ -14,15 +16,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.core.watch import Down, Gone
+from configs.limits import Limits
 from configs.names import name_problem, node_name_problem
+from supervisors.machine.device_places import DevicePlaces
+from supervisors.machine.devices import is_device_id
 from supervisors.tree.errors import NodeRefused, NoNode, NotYourNode
 from transport.address import ActorAddress
+
+Neighbours = tuple[tuple[str, str], ...]
+"""The nodes that a head lets in, by the names of their keys, each with its key as endpoints carry it."""
 
 
 @message("nodes.join")
@@ -35,11 +43,14 @@ class JoinCluster(Message):
     """Number of rollout workers that it takes at most."""
     kind: str = "reserved"
     """Kind that it is priced as: a key of ``cluster.prices``."""
+    devices: tuple[str, ...] = ()
+    """Its devices, as ``CUDA_VISIBLE_DEVICES`` calls them; none are known: empty."""
 
 
 @message("nodes.joined")
 class Joined(Message):
     head: str
+    neighbours: Neighbours = ()
 
 
 @message("nodes.leave")
@@ -53,26 +64,47 @@ class LeaveCluster(Message):
 
 @dataclass
 class Node:
-    """A node is one machine. ``placed`` names the processes that were placed on it and have not been released."""
+    """A node is one machine."""
 
     name: str
     agent: ActorAddress
     slots: int
     local: bool
     kind: str = "reserved"
-    placed: set[str] = field(default_factory=set[str])
+    placed: dict[str, str] = field(default_factory=dict[str, str])
+    """Processes that were placed on it and have not been released → whose slot each takes: its own, or its group's."""
+    devices: DevicePlaces = field(default_factory=DevicePlaces)
     draining: bool = False
     leaving: bool = False
     """True if the machine itself has said that it goes."""
     leaves_s: float = 0.0
     """Loop time at which a draining node is gone; in the past: its processes are to end at once."""
 
+    @property
+    def slots_used(self) -> int:
+        return len(set(self.placed.values()))
+
+    def room(self, ranks: int) -> int:
+        """How many workers of so many ranks it takes: one a slot, but no more than have devices of their own."""
+        devices = len(self.devices.ids)
+        return min(self.slots, devices // ranks) if devices and ranks > 1 else self.slots
+
+    def put(self, process: str, group: Collection[str]) -> None:
+        """``process`` is here, and with it the others of its group if it has one."""
+        self.placed[process] = min({*group, process})
+
+    def let_go(self, process: str) -> None:
+        """``process`` is not here any more."""
+        self.placed.pop(process, None)
+        self.devices.release(process)
+
 
 class Nodes(Actor):
     """This actor is the register of nodes. ``choose`` is called by code of the same process."""
 
-    def __init__(self, head: str) -> None:
+    def __init__(self, head: str, neighbours: Neighbours = ()) -> None:
         self._head = head
+        self._neighbours = neighbours
         self._nodes: dict[str, Node] = {}
         self._cut_off: dict[str, Node] = {}
         self._changed = asyncio.Event()
@@ -83,9 +115,9 @@ class Nodes(Actor):
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def add_local(self, name: str, agent: ActorAddress, slots: int) -> None:
+    def add_local(self, name: str, agent: ActorAddress, slots: int, devices: Sequence[str] = ()) -> None:
         """The head's own machine."""
-        self._nodes[name] = Node(name, agent, slots, local=True)
+        self._nodes[name] = Node(name, agent, slots, local=True, devices=DevicePlaces(devices))
 
     @property
     def present(self) -> list[Node]:
@@ -95,19 +127,31 @@ class Nodes(Actor):
     def remote_count(self) -> int:
         return sum(not node.local for node in self._nodes.values())
 
+    @property
+    def devices_here(self) -> int:
+        """Number of devices of the head's own machine."""
+        return sum(len(node.devices.ids) for node in self._nodes.values() if node.local)
+
+    def devices_in_words(self) -> str:
+        """Who has which device, for people; empty where there are none."""
+        with_devices = [node for node in self._nodes.values() if node.devices.ids]
+        return "; ".join(f"devices of {node.name}: {node.devices}" for node in with_devices)
+
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
-        _check_offer(message, self.ctx.limits.node_slots_max)
+        check_offer(message, self.ctx.limits)
         self._check_own(message.node, message.agent)
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
-            self.ctx.log.info("node joined", node=message.node, slots=message.slots, kind=message.kind)
+            self.ctx.log.info("node joined", node=message.node, slots=message.slots, kind=message.kind,
+                              devices=message.devices)  # fmt: skip
             self._nodes[message.node] = self._returned(message) or Node(
-                message.node, message.agent, message.slots, local=False, kind=message.kind
-            )
+                message.node, message.agent, message.slots, local=False, kind=message.kind,
+                devices=DevicePlaces(message.devices),
+            )  # fmt: skip
             self.ctx.watch(message.agent)
         self._signal()
-        return Joined(head=self._head)
+        return Joined(head=self._head, neighbours=self._neighbours)
 
     def _check_own(self, node: str, agent: ActorAddress | None = None) -> None:
         """A machine speaks for itself only.
@@ -196,50 +240,88 @@ class Nodes(Actor):
                 "start them with headrace node --join ADDR"
             ) from error
 
-    async def choose(self, process: str, kind: str, timeout_s: float) -> Node:
+    async def choose(
+        self, process: str, kind: str, timeout_s: float, *, devices: int = 0, group: Collection[str] = ()
+    ) -> Node:
         """The node on which ``process`` is to start: ``kind`` is local, remote, spread, or ``node:`` and a name.
 
         A remote node takes no more processes than it has slots; waits until one joins or has room. The head's own
         machine has no such bound: the job file says how many workers it wants there.
 
+        Args:
+            devices: how many it is given of a node that has any.
+            group: the processes of its rank group: they go where one of them is, and share no device.
+
         Raises:
             NoNode: none of that kind had room in time.
         """
         self.release(process)
+        others = {*group} - {process}
+        count = devices * (len(others) + 1)
         if kind.startswith("node:"):
             timeout_s = 0.0  # it is there, or there is no point in waiting: it never comes back under its name
         try:
             async with asyncio.timeout(timeout_s):
-                while (node := self._best(kind)) is None:
+                while (node := self._best(kind, count, others)) is None:
                     await self._next_change()
         except TimeoutError as error:
-            raise NoNode(
-                f"no {kind} node for {process} within {timeout_s:g} s; start one with headrace node --join ADDR"
-            ) from error
-        node.placed.add(process)
+            raise self._no_node(process, kind, timeout_s, count) from error
+        node.put(process, others)
+        node.devices.take(process, devices, others)
         return node
 
-    def _best(self, kind: str) -> Node | None:
+    def _no_node(self, process: str, kind: str, timeout_s: float, devices: int) -> NoNode:
+        """Why there is none: it has too few devices, or it is not there."""
+        small = [n for n in self._nodes.values() if _is_of(n, kind) and not n.draining and not n.devices.fits(devices)]
+        if small:
+            has = ", ".join(f"{n.name} has {len(n.devices.ids)}" for n in small)
+            return NoNode(f"{process} and the other ranks of its group want {devices} devices of one node, but {has}")
+        return NoNode(f"no {kind} node for {process} within {timeout_s:g} s; start one with headrace node --join ADDR")
+
+    def _best(self, kind: str, devices: int, others: Collection[str]) -> Node | None:
+        """``devices``: for the whole group, of which ``others`` are the rest."""
+        there = [n for n in self._nodes.values() if _is_of(n, kind) and not n.draining and n.devices.fits(devices)]
+        for node in there:
+            if any(other in node.placed for other in others):
+                return node
         if kind.startswith("node:"):
-            node = self._nodes.get(kind.removeprefix("node:"))
-            return node if node is not None and not node.draining else None
-        open_ = [n for n in self._nodes.values() if not n.draining and (n.local or len(n.placed) < n.slots)]
-        fitting = [n for n in open_ if kind == "spread" or n.local == (kind == "local")]
+            return there[0] if there else None
+        fitting = [n for n in there if n.local or n.slots_used < n.room(max(devices, 1))]
         remote = [n for n in fitting if not n.local]
         if kind == "spread" and remote:
             fitting = remote  # the head's machine trains; it generates only when nobody else can
-        return min(fitting, key=lambda n: (len(n.placed) / max(n.slots, 1), n.name), default=None)
+        return min(fitting, key=lambda n: (n.slots_used / max(n.slots, 1), n.name), default=None)
 
-    def place(self, process: str, name: str) -> None:
-        """``process`` runs on the node of that name already."""
+    def place(self, process: str, name: str, devices: Collection[str] = (), group: Collection[str] = ()) -> None:
+        """``process`` runs on the node of that name already, with these devices."""
         self.release(process)
-        if name in self._nodes:
-            self._nodes[name].placed.add(process)
+        if (node := self._nodes.get(name)) is not None:
+            node.put(process, group)
+            node.devices.enter(process, devices)
+
+    def heard(self, name: str, running: Mapping[str, Collection[str]]) -> None:
+        """What the agent of that node says of its processes and their devices, also of those that nobody has adopted.
+
+        Else a head's next life would give their devices away as free before it has come to them.
+        """
+        if (node := self._nodes.get(name)) is None:
+            return
+        users = {process for users in node.devices.users.values() for process in users}
+        for process in users - node.placed.keys() - running.keys():
+            node.devices.release(process)
+        for process, devices in running.items():
+            if process not in node.placed:
+                node.devices.enter(process, devices)
+
+    def devices_of(self, process: str) -> tuple[str, ...] | None:
+        """Devices that ``process`` was given where it was placed; None: its node has none to give."""
+        node = next((node for node in self._nodes.values() if process in node.placed), None)
+        return node.devices.of(process) if node is not None and node.devices.ids else None
 
     def release(self, process: str) -> None:
         """``process`` is no longer where it was placed."""
         for node in (*self._nodes.values(), *self._cut_off.values()):
-            node.placed.discard(process)
+            node.let_go(process)
         self._signal()
 
     async def _next_change(self) -> None:
@@ -252,7 +334,14 @@ class Nodes(Actor):
             listener()
 
 
-def _check_offer(offer: JoinCluster, slots_max: int) -> None:
+def _is_of(node: Node, kind: str) -> bool:
+    """Whether ``node`` is one that ``kind`` means (``Nodes.choose``)."""
+    if kind.startswith("node:"):
+        return node.name == kind.removeprefix("node:")
+    return kind == "spread" or node.local == (kind == "local")
+
+
+def check_offer(offer: JoinCluster, limits: Limits) -> None:
     """Raises:
     NodeRefused: it cannot be a machine of this head.
     """
@@ -260,5 +349,12 @@ def _check_offer(offer: JoinCluster, slots_max: int) -> None:
         raise NodeRefused(f"the node's name {problem}")
     if problem := name_problem(offer.kind):
         raise NodeRefused(f"the node's kind {problem}")
-    if not 1 <= offer.slots <= slots_max:
-        raise NodeRefused(f"the node's slots are {offer.slots}, expected 1 to {slots_max}")
+    if not 1 <= offer.slots <= limits.node_slots_max:
+        raise NodeRefused(f"the node's slots are {offer.slots}, expected 1 to {limits.node_slots_max}")
+    if len(offer.devices) > limits.node_devices_max:
+        raise NodeRefused(
+            f"the node has {len(offer.devices)} devices, expected at most {limits.node_devices_max} (node_devices_max)"
+        )
+    for device in offer.devices:
+        if not is_device_id(device):
+            raise NodeRefused(f"the node's device {device[:80]!r} is none, expected a number or an id such as GPU-…")

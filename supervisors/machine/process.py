@@ -80,6 +80,8 @@ class Launch:
     """Variables that are added to our own environment."""
     may_stay: bool = False
     """True: it may stay when its work is over, and be given other work."""
+    devices: tuple[str, ...] | None = None
+    """Devices that it is to see; None: all of its machine's."""
 
 
 @dataclass(frozen=True)

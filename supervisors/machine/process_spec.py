@@ -31,6 +31,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seed of the actor system's random streams."""
     keys: str = ""
     """Directory of this node's keys; empty: none, loopback only."""
+    neighbours: tuple[tuple[str, str], ...] = ()
+    """The head's other nodes with their keys: their workers pass weights on to each other."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -16,6 +16,7 @@ from actors.weights.segments import Host
 from configs.limits import Limits
 from configs.schema import JobConfig, MetricsConfig
 from supervisors.head.head_messages import HeadOrder
+from supervisors.machine.devices import NO_DEVICES
 from supervisors.machine.machine import JOURNAL
 from supervisors.machine.process import Launch, head_command
 from supervisors.machine.process_spec import ProcessSpec
@@ -60,6 +61,7 @@ class SimulatedMachine:
         self.world = world
         self.name = name
         self.slots = slots
+        self.devices = NO_DEVICES
         self.kind = kind
         self.notice_s = notice_s
         self.host = Host(name, directory / "shm")

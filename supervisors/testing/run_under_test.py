@@ -72,18 +72,21 @@ class _UnderTest(RunRecord):
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, through: Sequence[str] = ()) -> None:
         super().__init__(directory)
         self.directory = directory
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._through = list(through)
         self._said, self._errors = (directory.with_name(f"{directory.name}.{kind}") for kind in ("out", "err"))
         directory.parent.mkdir(parents=True, exist_ok=True)
 
-    def _launch(self, said: Path, errors: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    def _launch(
+        self, said: Path, errors: Path, *arguments: str, through: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), str(Path.cwd())])
         with said.open("w") as out, errors.open("a") as err:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "main", *arguments],
+                [*through, sys.executable, "-P", "-m", "main", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -99,7 +102,7 @@ class _UnderTest(RunRecord):
 
     def _run(self, words: Sequence[str], settings: Sequence[str]) -> None:
         given = (word for setting in settings for word in ("--set", setting))
-        self.process = self._launch(self._said, self._errors, "run", *words, *given, "--json")
+        self.process = self._launch(self._said, self._errors, "run", *words, *given, "--json", through=self._through)
 
     def _ended(self, timeout_s: float) -> tuple[int, Any]:
         """The exit code of ``headrace run --json`` and what it printed last; waits for both."""
@@ -110,11 +113,13 @@ class _UnderTest(RunRecord):
         lines = [line for line in self._said.read_text().splitlines() if line.startswith(("{", "["))]
         return code, json.loads(lines[-1]) if lines else None
 
-    def add_node(self, name: str, join: str, *arguments: str, slots: int = 1) -> subprocess.Popen[bytes]:
-        """``headrace node`` on this machine, which joins the endpoint ``join``; ends with the run."""
+    def add_node(
+        self, name: str, join: str, *arguments: str, slots: int = 1, through: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        """``headrace node``, which joins the endpoint ``join``; ends with the run. ``through`` as of the class."""
         log = self.directory.with_name(f"{name}.log")
         words = ("node", "--join", join, "--name", name, "--slots", str(slots), *arguments)
-        self.nodes[name] = self._launch(log, log, *words)
+        self.nodes[name] = self._launch(log, log, *words, through=through)
         return self.nodes[name]
 
     # ------------------------------------------------------------ looking
@@ -250,6 +255,7 @@ class HeadraceRun(_UnderTest):
         settings: as after ``--set``: ``["steps=30"]``.
         faults: a plan, as the path of a YAML file or as a list of faults, each a plain map.
         arguments: further ones of the command.
+        through: words before the command that run it elsewhere, such as ``ip netns exec far``.
     """
 
     def __init__(
@@ -261,8 +267,9 @@ class HeadraceRun(_UnderTest):
         faults: str | Path | Sequence[Mapping[str, Any]] | None = None,
         seed: int = 0,
         arguments: Sequence[str] = (),
+        through: Sequence[str] = (),
     ) -> None:
-        super().__init__(run_dir)
+        super().__init__(run_dir, through)
         words = [str(self._file("job", job)), "--dir", str(run_dir), *arguments]
         if faults is not None:
             plan = faults if isinstance(faults, str | Path) else {"seed": seed, "faults": [dict(f) for f in faults]}
@@ -344,14 +351,16 @@ class HeadraceCluster(_UnderTest):
 
     Args:
         listen: where nodes join: ``tcp://127.0.0.1:7000``.
-        arguments: further ones of the command.
+        arguments, through: as of HeadraceRun.
     """
 
-    def __init__(self, directory: Path, listen: str, *, arguments: Sequence[str] = ()) -> None:
-        super().__init__(directory)
+    def __init__(
+        self, directory: Path, listen: str, *, arguments: Sequence[str] = (), through: Sequence[str] = ()
+    ) -> None:
+        super().__init__(directory, through)
         self._listen = listen
         words = ("head", "--listen", listen, "--dir", str(directory), *arguments)
-        self.process = self._launch(self._said, self._errors, *words)
+        self.process = self._launch(self._said, self._errors, *words, through=self._through)
 
     def join(self, *names: str) -> None:
         """Add nodes of one slot each."""

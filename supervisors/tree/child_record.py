@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from supervisors.tree.children import ChildSpec, Running
@@ -61,12 +60,20 @@ class Child:
         self.ready_s = 0.0
         self.reason = ""
         self.start_scope: asyncio.Timeout | None = None
+        self.is_cut = False
+        """True while a start is being given up for the sake of its group: it fails by no fault of its own."""
         self.settled = asyncio.Event()
         """Set while it runs, or is not to be started any more."""
 
     def view(self) -> ChildView:
         up = self.running is not None or self.starting
-        return ChildView(self.spec.name, self.spec.restart, up)
+        return ChildView(self.spec.name, self.spec.restart, up, self.spec.group)
+
+    def cut_start(self, now_s: float) -> None:
+        """Give up a start that is under way."""
+        if self.start_scope is not None:
+            self.is_cut = True
+            self.start_scope.reschedule(now_s)
 
     def info(self) -> ChildInfo:
         """As ``ctl tree`` shows it."""
@@ -80,18 +87,3 @@ class Child:
             incarnation=running.incarnation if running else 0,
             restarts=self.restarts,
         )
-
-
-@dataclass
-class Recovery:
-    """A recovery is one round: stop these, wait, start those."""
-
-    stop: list[str]
-    start: list[str]
-    delay_s: float
-
-    def __init__(self, stop: Sequence[str] = (), start: Sequence[str] = (), delay_s: float = 0.0) -> None:
-        self.stop, self.start, self.delay_s = list(stop), list(start), delay_s
-
-    def joined(self, other: Recovery) -> Recovery:
-        return Recovery(self.stop + other.stop, self.start + other.start, max(self.delay_s, other.delay_s))

@@ -55,6 +55,9 @@ class ChildSpec:
     """Deadline of an orderly stop; then it is killed."""
     ready_s: float = DEFAULT_LIMITS.ready_timeout_s
     """Deadline from start to ready."""
+    group: str = ""
+    """Name of the group that it shares its fate with, under one_for_one: the end of one stops the others, and all start
+    at once, none waiting for another to be ready. The last of them in the children's order stops first."""
 
 
 def actor_child(
@@ -88,6 +91,7 @@ async def start_process(
     beacon_budget_s: float | None = None,
     limits: Limits | None = None,
     may_stay: bool = False,
+    devices: tuple[str, ...] | None = None,
 ) -> Running:
     """Have a node agent, of this or another machine, start a role process and watch it.
 
@@ -96,6 +100,7 @@ async def start_process(
         beacon_budget_s: how long its event loop may be silent; default: as ``limits`` say.
         limits: of the process; default: those of its node agent.
         may_stay: when its work is over it may be given other work, of any job.
+        devices: those of its machine that it is to see; None: all that the machine lends.
 
     Raises:
         ChildStartFailed: it did not become ready, or its agent gave no answer.
@@ -107,6 +112,7 @@ async def start_process(
         beacon_budget_s=beacon_budget_s or (limits or context.limits).beacon_budget_s,
         limits=limits.model_dump_json() if limits else "",
         may_stay=may_stay,
+        devices=devices,
     )
     overhead_s = context.limits.spawn_overhead_s
     try:

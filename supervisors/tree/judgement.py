@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from actors.core.reason import Reason, reason_of
 from actors.core.watch import Down, Gone
@@ -19,6 +20,8 @@ from supervisors.tree.child_record import Child
 from supervisors.tree.errors import ChildStartFailed, NoNode, ServiceNotReady
 from supervisors.tree.messages import ProcessExited
 from supervisors.tree.restart_budget import CrashLoop, ExitCause, RestartBudget, counts
+
+_PERMANENT: Final = "{} (another start could only meet the same error)"
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,21 @@ class Judge:
             lives_max=max(limits.restart_max, limits.fruitless_lives_max),
         )
 
-    def why_give_up(self, child: Child, end: End, *, lived_s: float, node: str, now_s: float) -> str:
-        """Why ``child`` is not to be started again after ``end``; empty: it is. Every end is judged once."""
+    def why_give_up(
+        self, child: Child, end: End, *, lived_s: float, node: str, now_s: float, joins: bool = False
+    ) -> str:
+        """Why ``child`` is not to be started again after ``end``; empty: it is. Every end is judged once.
+
+        ``joins``: an end of its group that the same recovery mends has been judged; only a permanent error counts now.
+        """
         limits = self._limits
+        if joins:
+            permanent = end.reason is not None and end.reason.permanent
+            return _PERMANENT.format(end.reason) if permanent else ""
         within = self._budget.spend(end.cause, now_s, node=node)
         no_loop = end.blameless or child.loop.ended(end.cause, lived_s=lived_s)
         if end.reason is not None and end.reason.permanent:
-            return f"{end.reason} (another start could only meet the same error)"
+            return _PERMANENT.format(end.reason)
         last = f"; last: {end.detail}"
         if not within:
             return f"{limits.restart_max} restarts in {limits.restart_window_s:g} s are used up{last}"

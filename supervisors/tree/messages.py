@@ -47,7 +47,8 @@ class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
 class SpawnProcess(Message):
     """Ask: start a role process; the answer comes when it is ready or has failed. The asker becomes its owner.
 
-    It has the agent's own environment: whoever orders a process does not say what else runs in it.
+    It has the agent's own environment, but for the devices that it sees: whoever orders a process does not say what
+    else runs in it.
     """
 
     name: str
@@ -61,6 +62,8 @@ class SpawnProcess(Message):
     """``Limits`` as JSON, the job's; empty: the agent's own. A job's limits hold on every machine."""
     may_stay: bool = False
     """True: when its work is over, the process may be kept, and given work of the same role, of any job."""
+    devices: tuple[str, ...] | None = None
+    """Devices of the machine that it is to have, and sees no others; None: it sees all that the machine lends."""
 
 
 @message("node.spawn_reply")
@@ -111,6 +114,8 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[str, ActorAddress] = msgspec.field(default_factory=dict)
     loop_lag_s: float = 0.0
     """The worst lag of its event loop in its last beacon interval."""
+    devices: tuple[str, ...] = ()
+    """Devices that it was given."""
 
 
 @message("node.processes")

@@ -3,9 +3,11 @@
 Invariants
 - Children stop in reverse start order and start in start order.
 - What is stopped for a sibling's sake is started again, unless it is temporary.
+- A *group* shares its fate whatever the strategy: an end stops the others, and all of them start again, or none.
 - No clock, no I/O: ``decide`` sees a tuple of child views and returns a plan.
 
     one_for_one     a b [c] d e      stop -        start c
+    c and d grouped a b [c] d e      stop d        start c d
     rest_for_one    a b [c] d e      stop e d      start c d e
     one_for_all     a b [c] d e      stop e d b a  start a b c d e
 """
@@ -23,9 +25,9 @@ class Strategy(enum.StrEnum):
     """A strategy says how far one child's end reaches."""
 
     ONE_FOR_ONE = "one_for_one"
-    """Children are independent: a rollout fleet."""
+    """Children are independent, or groups of them are: a rollout fleet, a trainer and its ranks."""
     ONE_FOR_ALL = "one_for_all"
-    """Children are one thing: the ranks of a trainer."""
+    """Children are one thing."""
     REST_FOR_ONE = "rest_for_one"
     """Later children lean on earlier ones: the parts of a job."""
 
@@ -38,6 +40,8 @@ class ChildView:
     restart: RestartPolicy
     running: bool
     """True if it runs or is being started, so that it must be stopped before it is started again."""
+    group: str = ""
+    """Name of the group to which it belongs, under one_for_one; empty: it stands alone."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,12 @@ class Plan:
     start: tuple[str, ...] = ()
 
 
-def reach(strategy: Strategy, names: Sequence[str], failed: str) -> tuple[str, ...]:
+def reach(strategy: Strategy, children: Sequence[ChildView], failed: str) -> tuple[str, ...]:
     """The children that share the fate of ``failed``, itself included, in start order."""
+    names = [child.name for child in children]
     if strategy is Strategy.ONE_FOR_ONE:
-        return (failed,)
+        group = children[names.index(failed)].group
+        return tuple(child.name for child in children if child.group == group) if group else (failed,)
     if strategy is Strategy.ONE_FOR_ALL:
         return tuple(names)
     return tuple(names[names.index(failed) :])
@@ -68,11 +74,12 @@ def decide(strategy: Strategy, children: Sequence[ChildView], failed: str, cause
     """
     by_name = {child.name: child for child in children}
     child = by_name[failed]
-    if not is_restarted(child.restart, cause):
-        return Plan()
-    shared = reach(strategy, [c.name for c in children], failed)
+    shared = reach(strategy, children, failed)
     stop = tuple(name for name in reversed(shared) if name != failed and by_name[name].running)
-    start = tuple(name for name in shared if name == failed or _comes_back(by_name[name]))
+    grouped = strategy is Strategy.ONE_FOR_ONE and bool(child.group)
+    if not is_restarted(child.restart, cause):
+        return Plan(stop=stop) if grouped else Plan()
+    start = tuple(name for name in shared if name == failed or grouped or _comes_back(by_name[name]))
     return Plan(stop=stop, start=start)
 
 

@@ -5,7 +5,9 @@
 
 Invariants
 - Every end of a child is judged exactly once: an end that we asked for is not judged at all.
-- Under one_for_all and rest_for_one one recovery runs at a time; what ends meanwhile joins the next round.
+- Under one_for_all and rest_for_one one recovery runs at a time, and so in each group of one_for_one; what ends
+  meanwhile joins the next round (``recovery.py``).
+- A group's failures are counted as one child's: its recovery costs one unit of budget, and its lives are one row.
 - A child that was never ready is tried ``start_attempts_max`` times in a row, whatever the budget still holds. A start
   that a node agent did not answer says nothing of the child: it is not among them. It costs a pause, and all of them
   on one node cost one unit of budget.
@@ -24,14 +26,15 @@ from collections.abc import Callable, Sequence
 from actors.core.actor import Actor, handles
 from actors.core.watch import Down, Gone
 from configs.limits import Limits
-from supervisors.tree.child_record import Child, ChildInfo, Recovery, SupervisionEvent
+from supervisors.tree.child_record import Child, ChildInfo, SupervisionEvent
 from supervisors.tree.children import ChildSpec, Running
 from supervisors.tree.errors import SupervisorGaveUp
 from supervisors.tree.judgement import End, Judge, end_of_actor, end_of_process, end_of_start
 from supervisors.tree.messages import ProcessExited
 from supervisors.tree.node_loss import still_has
+from supervisors.tree.recovery import Recovery, Rounds
 from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, counts
-from supervisors.tree.strategies import Strategy, decide
+from supervisors.tree.strategies import Strategy, decide, reach
 from transport.address import ActorAddress
 
 __all__ = ["SupervisionEvent", "Supervisor"]
@@ -60,8 +63,6 @@ class Supervisor(Actor):
         self._together = strategy is Strategy.ONE_FOR_ONE  # such children do not lean on each other
         self._given_limits = limits
         self._children: dict[str, Child] = {}
-        self._pending: Recovery | None = None
-        self._recovering = False
         self._ending = False
         self._restarts = 0
         self._early_exits: dict[tuple[str, int], ProcessExited] = {}
@@ -75,9 +76,14 @@ class Supervisor(Actor):
         self._judge = Judge(limits)
         self._policy = BackoffPolicy(limits.backoff_first_s, limits.backoff_max_s, quiet_s=limits.restart_window_s)
         self._rng = self.ctx.rng(f"supervisor.{self._name}.backoff")
+        self._rounds = Rounds(
+            self._children, together=self._together, begin=self.ctx.start_task, stop=self._stop, start=self._start,
+            ended=lambda child, cause: self._tell("ended", child, cause, "its group has ended"),
+            now=self.ctx.now, sleep=self.ctx.sleep,
+        )  # fmt: skip
         for spec in self._specs:
             self._adopt(spec)
-        self._request(Recovery(start=[spec.name for spec in self._specs]))
+        self._rounds.request(Recovery(start=[spec.name for spec in self._specs]))
 
     async def on_stop(self) -> None:
         await self.shutdown()
@@ -101,7 +107,7 @@ class Supervisor(Actor):
 
     async def shutdown(self) -> None:
         """Stop all children in reverse order, each within its deadline. Idempotent; nothing is restarted after it."""
-        self._ending = True
+        self._end_all()
         for child in self._children.values():
             if child.start_scope is not None:
                 child.start_scope.reschedule(self.ctx.now())
@@ -111,23 +117,38 @@ class Supervisor(Actor):
             await self._stop(child)
             child.settled.set()
 
+    def _end_all(self) -> None:
+        self._ending = True
+        self._rounds.close()
+
     # children that come and go
 
     def add_child(self, spec: ChildSpec) -> None:
-        """Add a child at the end of the order and start it; a supervisor that ends takes none any more.
+        """As ``add_children``, for one."""
+        self.add_children([spec])
+
+    def add_children(self, specs: Sequence[ChildSpec]) -> None:
+        """Add children at the end of the order and start them; a supervisor that ends takes none any more.
 
         Raises:
-            ValueError: a child of that name exists.
+            ValueError: a child of such a name exists.
         """
         if self._ending:
             return
-        self._adopt(spec)
-        self._request(Recovery(start=[spec.name]))
+        for spec in specs:
+            self._adopt(spec)
+        self._rounds.request(Recovery(start=[spec.name for spec in specs]))
 
     async def remove_child(self, name: str, *, cause: ExitCause = ExitCause.STOPPED) -> None:
-        """Stop and forget a child; siblings are not disturbed. Unknown names are gone already."""
-        child = self._children.pop(name, None)
-        if child is not None:
+        """Stop and forget a child with its group; siblings are not disturbed. Unknown names are gone already."""
+        if name not in self._children:
+            return
+        views = [child.view() for child in self._children.values()]
+        shared = reach(Strategy.ONE_FOR_ONE, views, name)
+        removed = [self._children.pop(one) for one in reversed(shared)]
+        for child in removed:
+            if child.spec.group:
+                child.cut_start(self.ctx.now())
             await self._stop(child, cause)
             child.settled.set()
 
@@ -201,19 +222,26 @@ class Supervisor(Actor):
         if not plan.start:
             child.settled.set()
             self._tell("ended", child, end.cause, end.detail)
+            if plan.stop:
+                self._rounds.request(Recovery(plan.stop, cause=end.cause))
             return
         node = running.node if running is not None else end.node
-        why = self._judge.why_give_up(child, end, lived_s=lived_s, node=node, now_s=self.ctx.now())
+        failed = self._rounds.has_failed(child.spec.group) if child.spec.group else None
+        joins = failed or (failed is not None and not counts(end.cause))
+        why = self._judge.why_give_up(child, end, lived_s=lived_s, node=node, now_s=self.ctx.now(), joins=joins)
         if why:
-            self._ending = True
+            self._end_all()
             self.ctx.start_task(self._give_up(child, why), "give up")
             return
-        # the place of one that ran may be taken at once; a start that failed is not repeated without a pause
-        pause_for = end.cause if running is not None else ExitCause.CRASHED
-        delay_s = child.backoff.after(pause_for, lived_s=lived_s, rng=self._rng)
-        child.state = "backoff"
-        self._tell("restarting", child, end.cause, f"in {delay_s:.2f} s")
-        self._request(Recovery(list(plan.stop), list(plan.start), delay_s))
+        child.state, delay_s = "backoff", 0.0
+        if not joins:
+            # the place of one that ran may be taken at once; a start that failed is not repeated without a pause
+            pause_for = end.cause if running is not None else ExitCause.CRASHED
+            delay_s = child.backoff.after(pause_for, lived_s=lived_s, rng=self._rng)
+            self._tell(
+                "restarting", child, end.cause, f"{'with its group ' * bool(child.spec.group)}in {delay_s:.2f} s"
+            )
+        self._rounds.request(Recovery(plan.stop, plan.start, delay_s, failed=counts(end.cause)))
 
     def progressed(self) -> None:
         """A step was committed: no child is in a crash loop."""
@@ -226,52 +254,7 @@ class Supervisor(Actor):
         await self.shutdown()
         raise self._gave_up
 
-    # recovery
-
-    def _request(self, recovery: Recovery) -> None:
-        if self._strategy is Strategy.ONE_FOR_ONE:
-            self.ctx.start_task(self._recover(recovery), f"start {','.join(recovery.start)}")
-            return
-        self._pending = recovery if self._pending is None else self._pending.joined(recovery)
-        if not self._recovering:
-            self._recovering = True
-            self.ctx.start_task(self._recover_in_rounds(), "recover")
-
-    async def _recover_in_rounds(self) -> None:
-        try:
-            while self._pending is not None and not self._ending:
-                recovery, self._pending = self._pending, None
-                left = await self._recover(recovery)
-                if left and self._pending is not None:
-                    self._pending = self._pending.joined(Recovery(start=left))
-        finally:
-            self._recovering = False
-
-    async def _recover(self, recovery: Recovery) -> list[str]:
-        """Stop, wait, start. Returns the names that were not started because another end came in between."""
-        for name in self._in_order(recovery.stop, reverse=True):
-            await self._stop(self._children[name])
-            if name not in recovery.start:
-                self._children[name].settled.set()
-        if recovery.delay_s > 0:
-            await self.ctx.sleep(recovery.delay_s)
-        names = self._in_order(recovery.start)
-        if self._together:
-            async with asyncio.TaskGroup() as group:
-                for name in names:
-                    group.create_task(self._start(self._children[name]))
-            return []
-        for index, name in enumerate(names):
-            if self._pending is not None or self._ending:
-                return names[index:]
-            child = self._children.get(name)
-            if child is not None:
-                await self._start(child)
-        return []
-
-    def _in_order(self, names: Sequence[str], *, reverse: bool = False) -> list[str]:
-        present = [name for name in self._children if name in set(names)]
-        return present[::-1] if reverse else present
+    # starts and stops
 
     async def _start(self, child: Child) -> None:
         """Start one child to ready. A failure is an end like any other."""
@@ -286,6 +269,9 @@ class Supervisor(Actor):
                 running = await spec.start(self.ctx)
         except Exception as error:  # noqa: BLE001  whatever a start raises is the child's failure, not ours
             child.starting = False
+            if child.is_cut:
+                child.state = str(ExitCause.STOPPED)
+                return
             end = end_of_start(error)
             child.failed_starts += not again and end.cause is not ExitCause.UNREACHABLE
             child.reason = str(end.reason or "")
@@ -294,7 +280,7 @@ class Supervisor(Actor):
             self._on_exit(child, end)
             return
         finally:
-            child.starting, child.start_scope = False, None
+            child.starting, child.start_scope, child.is_cut = False, None, False
             child.idle.set()
         child.running, child.state, child.failed_starts = running, "running", 0
         child.ready_s = self.ctx.now()
@@ -323,6 +309,9 @@ class Supervisor(Actor):
             self.ctx.watch(agent)
 
     async def _stop(self, child: Child, cause: ExitCause = ExitCause.STOPPED) -> None:
+        if child.is_cut:
+            async with asyncio.timeout(self.ctx.limits.stop_timeout_s):
+                await child.idle.wait()
         running, child.running = child.running, None
         if running is None:
             return
@@ -339,7 +328,11 @@ class Supervisor(Actor):
     def _adopt(self, spec: ChildSpec) -> None:
         if spec.name in self._children:
             raise ValueError(f"{self._name} has a child named {spec.name!r} already")
-        self._children[spec.name] = Child(spec, Backoff(self._policy), self._judge.crash_loop())
+        child = Child(spec, Backoff(self._policy), self._judge.crash_loop())
+        for other in self._children.values():
+            if spec.group and other.spec.group == spec.group:  # they fail as one, so they are counted as one
+                child.backoff, child.loop = other.backoff, other.loop
+        self._children[spec.name] = child
 
     def _tell(
         self,

@@ -18,6 +18,7 @@ from small_job import SMALL_JOB, simulated_job
 
 from supervisors.testing.run_under_test import HeadraceCluster, HeadraceRun
 from tests.free_ports import free_ports
+from transport.own_address import own_address
 from transport.zmq.security import load_keys
 
 StartRun = Callable[..., HeadraceRun]
@@ -122,7 +123,7 @@ def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores
 def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(
     headrace_cluster: StartCluster, tmp_path: Path, keys: Path
 ) -> None:
-    """The server's own pair is an operator's; the endpoint that is printed names the host."""
+    """The server's own pair is an operator's; the endpoint that is printed names its address."""
     port = free_ports()
     words = ("--control", f"tcp://0.0.0.0:{port}", "--control-keys", str(keys / "control"))
     cluster = headrace_cluster("tcp://127.0.0.1:*", arguments=words)
@@ -139,4 +140,4 @@ def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(
     bob.until("the end", lambda rows: rows[0]["state"] == "interrupted", "jobs")
     cluster.process.terminate()
     assert cluster.process.wait(timeout=120) == 0
-    assert f"tcp://{socket.gethostname()}:{port}?key=" in cluster.last_words()
+    assert f"tcp://{own_address()}:{port}?key=" in cluster.last_words()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,10 +23,14 @@ from supervisors.simulation.grid import SpotGrid
 from supervisors.simulation.runner import _dismantle
 from supervisors.simulation.world import World
 from supervisors.tree.errors import ProviderError
+from tests.kubernetes.api_server import MISSING
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.smallest_job import smallest_job
 from tests.supervisors.simulation.scenarios import scenario
 from transport.sim.loop import SimulatedLoop
+
+if TYPE_CHECKING:
+    from tests.kubernetes.worlds import Cluster
 
 LIMITS = Limits(stop_timeout_s=10.0, cluster_look_s=0.4)
 
@@ -112,10 +119,63 @@ def on_a_slurm_cluster(scene: Scene, directory: Path) -> None:
         asyncio.run(main(cluster))
 
 
-WORLDS = {"local": on_this_machine, "simulated": in_a_simulated_world, "slurm": on_a_slurm_cluster}
+def on_kubernetes(
+    cluster: Callable[[Path], AbstractAsyncContextManager[Cluster]], scene: Scene, directory: Path
+) -> None:
+    """Pods are processes of this machine; what the API server says is real, or was."""
+
+    async def main() -> None:
+        head = Head(run_root=directory, listen=f"ipc://{directory}/head", limits=LIMITS)
+        await head.start()
+        try:
+            async with cluster(directory) as there:
+                provider = there.provider(head.endpoint, limits=LIMITS)
+                await provider.open()
+                processes, pod_of = there.kubelet.processes, there.kubelet.pod_of
+                try:
+                    await scene(Place(provider, lambda: head.nodes, lambda node: processes[pod_of(node)].kill()))
+                finally:
+                    await provider.close()
+                assert await there.pods() == []
+        finally:
+            await head.stop()
+
+    asyncio.run(main())
 
 
-@pytest.fixture(params=sorted(WORLDS))
+def on_recorded_kubernetes(scene: Scene, directory: Path) -> None:
+    from tests.kubernetes.worlds import recorded
+
+    on_kubernetes(recorded, scene, directory)
+
+
+def on_real_kubernetes(scene: Scene, directory: Path) -> None:
+    from tests.kubernetes.api_server import ApiServer
+    from tests.kubernetes.worlds import real
+
+    server = ApiServer(directory)
+    try:
+        server.start()
+        server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "train"}})
+        on_kubernetes(lambda place: real(place, server), scene, directory)
+    finally:
+        server.stop()
+
+
+WORLDS = {
+    "local": on_this_machine,
+    "simulated": in_a_simulated_world,
+    "slurm": on_a_slurm_cluster,
+    "kubernetes": on_recorded_kubernetes,
+    "kubernetes-real": on_real_kubernetes,
+}
+MARKS = {
+    "kubernetes": [pytest.mark.skipif(find_spec("lightkube") is None, reason="lightkube is not installed")],
+    "kubernetes-real": [pytest.mark.long, pytest.mark.skipif(MISSING, reason="there is no kube-apiserver, or no etcd")],
+}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in sorted(WORLDS)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scene], None]:
     return lambda scene: WORLDS[request.param](scene, tmp_path)
 

@@ -1,6 +1,7 @@
-"""What every rollout engine promises, over all kinds: torch (fused and generic, on CPU and CUDA), simulated, vllm.
+"""What every rollout engine promises, over all kinds: torch (fused and generic), simulated, vllm.
 
-The kinds that end in ``-adapter`` serve versions that are adapters of the checkpoint.
+Kinds with ``-adapter`` serve versions that are adapters of the checkpoint; ``ranks`` are several processes that
+compute each step together; kinds that end in ``-cuda`` need a device.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine, StepOutput
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable, WeightsMismatch
+from tests.rank_processes import RankProcesses
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,10 +42,21 @@ KINDS = {
     "simulated": ("simulated", {"vocab": VOCAB, "base_s": 0.0, "decode_s": 0.0, "prefill_s": 0.0, "load_s": 0.0}),
     "vllm": ("vllm", {"step_ms": 0}),
     "vllm-adapter": ("vllm", {"step_ms": 0}),
+    "vllm-2-ranks": ("vllm", {"step_ms": 0}),
+    "vllm-2-ranks-adapter": ("vllm", {"step_ms": 0}),
+    "torch-fused-adapter-cuda": ("torch", {"decoder": "fused", "tokens_per_step": 1}),
+    "torch-generic-adapter-cuda": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
+    "vllm-cuda": ("vllm", {"step_ms": 0}),
+    "vllm-adapter-cuda": ("vllm", {"step_ms": 0}),
 }
 ADAPTER = AdapterSpec(rank=4, alpha=8.0)
 Weights = Callable[..., tuple[dict[str, np.ndarray], dict[str, str]]]
-WORLDS = [pytest.param(kind, marks=pytest.mark.gpu if kind.endswith("-cuda") else ()) for kind in KINDS]
+WORLDS = [
+    pytest.param(
+        kind, marks=[mark for part, mark in (("-cuda", pytest.mark.gpu), ("-ranks", pytest.mark.long)) if part in kind]
+    )
+    for kind in KINDS
+]
 
 
 @dataclass
@@ -71,7 +84,7 @@ def world(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def weights(world: str, checkpoint: Path) -> Weights:
     """Those of the checkpoint, or with ``shift`` others."""
-    return partial(adapter_weights_of if world.endswith("-adapter") else weights_of, checkpoint)
+    return partial(adapter_weights_of if "-adapter" in world else weights_of, checkpoint)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -80,15 +93,20 @@ async def started(world: str, checkpoint: Path) -> AsyncIterator[RolloutEngine]:
     kind, options = KINDS[world]
     if kind == "vllm" and importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
         pytest.skip("vllm is not installed (make vllm); set HEADRACE_REQUIRE_VLLM=1 to fail instead")
-    made = create_engine(kind)
-    device, adapter = "cuda" if world.endswith("-cuda") else "cpu", ADAPTER if world.endswith("-adapter") else None
+    ranks = RankProcesses(kind, 2) if "-ranks" in world else None
+    made = create_engine(kind, ranks and ranks.followers())
+    device, adapter = "cuda" if world.endswith("-cuda") else "cpu", ADAPTER if "-adapter" in world else None
     spec = EngineSpec(
         model_path=checkpoint, device=device, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=options,
-        adapter=adapter,
+        adapter=adapter, tensor_parallel=2 if ranks else 1,
     )  # fmt: skip
-    await made.start(spec)
-    yield made
-    await made.close()
+    try:
+        await made.start(spec)
+        yield made
+        await made.close()
+    finally:
+        if ranks is not None:
+            ranks.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -376,7 +394,7 @@ async def test_a_new_version_takes_effect_between_steps_and_rows_say_which_versi
     samples: dict[int, Sample] = {}
     record(await engine.step(), samples)
     done = len(samples[0].tokens)
-    if (world, in_flight) == ("vllm-adapter", "keep"):  # refused in the job file, and if it comes all the same
+    if in_flight == "keep" and engine.kind == "vllm" and "-adapter" in world:  # the job file refuses it too
         with pytest.raises(EngineError, match="use recompute"):
             await engine.load_weights(*weights(shift=0.2), 5, in_flight="keep")
         return

@@ -41,14 +41,15 @@ ACTORS = {
     "fleet": ROLE | {"policies", "ledger"},
     "scheduler": ROLE | {"policies", "ledger", "fleet"},
     "jobs": ROLE,
-    "rollout": ROLE,
-    "trainer": ROLE,
+    "rollout": ROLE | {"ranks"},
+    "trainer": ROLE | {"ranks"},
     "train_service": ROLE | {"trainer", "policies"},
     "environments": ROLE,
     "gateway": ROLE | {"environments", "jobs"},
     "reward_training": ROLE | {"environments"},
     "weights": ROLE,
     "ranker": ROLE,
+    "ranks": ROLE,
     "metrics": ROLE,
     "control": ROLE,
 }
@@ -95,7 +96,7 @@ ZMQ_FILES = {"transport.zmq.socket", "transport.zmq.context", "actors.control.so
 """The wire of the actors has one owner, and contexts and keys another; the control socket is for any language."""
 WALL_CLOCK = {"actors.host.clock"}
 """Times of day for people and for joining the files of a run; nothing is decided by them."""
-HEAVY = {"torch", "vllm", "transformers", "kubernetes", "datasets"}
+HEAVY = {"torch", "vllm", "transformers", "lightkube", "datasets"}
 BANNED_CALLS = {
     "asyncio.wait": "its sets have no order: iterate a list",
     "asyncio.as_completed": "its order differs from run to run",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -85,6 +86,17 @@ class NodeKeys:
             return None
         own = " or ".join(known for known, key in self.names if key == public) or "nothing"
         return f"this key is registered as {own}: start the node with --name {own}, or {own}- and more, not {name}"
+
+    @property
+    def registered(self) -> tuple[tuple[str, str], ...]:
+        """The names that the allowed keys are registered as, each with its key as endpoints carry it."""
+        return tuple((name, key.hex()) for name, key in self.names)
+
+    def with_neighbours(self, neighbours: Sequence[tuple[str, str]]) -> NodeKeys:
+        """The same keys, which allow those that the head has named too. A name that is known here keeps its key."""
+        known = {name for name, _ in self.names}
+        more = tuple((name, bytes.fromhex(key)) for name, key in neighbours if name not in known)
+        return replace(self, allowed=self.allowed | {key for _, key in more}, names=self.names + more)
 
     def of_head(self, head_hex: str | None) -> NodeKeys:
         """The same keys, for a process whose head has this public key; None: the head's own."""

@@ -247,7 +247,7 @@ class EnvironmentWorker(RegisteredActor):
             GatewayAway: it has not begun to by ``ends_s``.
         """
         while self.ctx.now() < ends_s:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # it is not there yet, or a network file system hiccups
                 if base_url := (Path(self._args.run_dir) / _ENDPOINT_FILE).read_text("utf-8").strip():
                     return base_url
             await self.ctx.sleep(self._job.limits.gateway_look_s)

@@ -14,7 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 from pathlib import Path
 from typing import TypeVar
@@ -54,9 +53,9 @@ from actors.protocol.training import (
     Values,
 )
 from actors.protocol.weights import Manifest
-from actors.trainer import errors
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
-from actors.trainer.errors import BackendClosed, BundleLost, ServiceFailed, TrainerError
+from actors.trainer.backends.remote_errors import error_named, error_of
+from actors.trainer.errors import BackendClosed, BundleLost, ServiceFailed
 from actors.weights.segments import host_id
 from transport.address import ActorAddress
 
@@ -129,7 +128,7 @@ class ServiceBackend:
         )
         attached = await self._ask(question, BundleAttached, question.wait_s + question.limit_s)
         if attached.failure is not None:
-            raise _error_of(attached.failure)
+            raise error_of(attached.failure)
         self._life, self._stored, self.resumed_step = attached.life, attached.stored, attached.resumed_step
         ctx.watch(self._service)
 
@@ -218,7 +217,7 @@ class ServiceBackend:
         self._times = self._times.plus(answer.times)
         outcome = answer.outcome
         if isinstance(outcome, Failed):
-            raise _error_of(outcome)
+            raise error_of(outcome)
         if not isinstance(outcome, kind):
             raise ServiceFailed(f"a {type(body).__name__} was answered with {type(outcome).__name__}; a bug of ours")
         return outcome
@@ -235,7 +234,7 @@ class ServiceBackend:
             try:
                 return await ctx.ref(self._service).ask(question, reply, held_s + ctx.limits.ask_timeout_s)
             except RemoteError as error:
-                raise _error_named(error.error_type, error.detail) from error
+                raise error_named(error.error_type, error.detail) from error
             except DeadlineExceeded as error:
                 raise ServiceFailed(f"the training service has not kept its limits: {error}") from error
             except (NotSent, SentNoReply, Refused) as error:
@@ -243,21 +242,3 @@ class ServiceBackend:
                 if gone or not await is_still_there(ctx, self._service, ctx.limits.service_patience_s):
                     raise BundleLost(self._gone(error)) from error
                 ctx.log.info("a call of the training service is repeated", after=str(error))
-
-
-def _error_of(failure: Failed) -> Exception:
-    """What the service's backend has raised, as an error of this process."""
-    if failure.errno is not None:
-        return OSError(failure.errno, failure.text)
-    return _error_named(failure.error, failure.text)
-
-
-def _error_named(name: str, text: str) -> Exception:
-    """Ours of that name, or Python's, if it takes a text; else ServiceFailed, which begins with the name."""
-    own = getattr(errors, name, None)
-    if isinstance(own, type) and issubclass(own, TrainerError) and own.__init__ is Exception.__init__:
-        return own(text)
-    plain = getattr(builtins, name, None)
-    if isinstance(plain, type) and issubclass(plain, ValueError | TypeError | LookupError | RuntimeError):
-        return plain(text)
-    return ServiceFailed(f"{name}: {text}")

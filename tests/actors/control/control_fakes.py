@@ -75,6 +75,10 @@ class FakeBackend:
         self.calls.append(("undrain", target))
         return {"target": target}
 
+    async def nodes(self) -> list[Plain]:
+        given = {"0": ["demo.trainer"], "1": []}
+        return [{"node": "head", "kind": "reserved", "slots": 2, "devices": ["0", "1"], "free": ["1"], "given": given}]
+
     async def services(self) -> list[Plain]:
         return [{"service": "train-0", "state": "ready", "serves": "one", "holder": "one", "saving": 0.3}]
 

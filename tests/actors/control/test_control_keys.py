@@ -19,6 +19,7 @@ from actors.control.socket import check_bind, for_others, for_this_machine, open
 from configs.limits import DEFAULT_LIMITS
 from tests.actors.control.control_fakes import FakeBackend
 from transport.errors import InsecureBind
+from transport.own_address import own_address
 from transport.zmq.security import KeyFileError, NodeKeys, generate_keys, write_keys
 
 
@@ -165,7 +166,7 @@ def test_a_wildcard_is_written_as_each_reader_can_use_it() -> None:
     key = generate_keys().public_hex
     assert for_this_machine(f"tcp://0.0.0.0:7000?key={key}") == f"tcp://127.0.0.1:7000?key={key}"
     assert for_this_machine(f"tcp://[::]:7000?key={key}") == f"tcp://[::1]:7000?key={key}"
-    assert for_others(f"tcp://0.0.0.0:7000?key={key}") == f"tcp://{socket.gethostname()}:7000?key={key}"
+    assert for_others(f"tcp://0.0.0.0:7000?key={key}") == f"tcp://{own_address()}:7000?key={key}"
     for endpoint in ("tcp://127.0.0.1:7000", "ipc:///run/c.sock", f"tcp://10.0.0.1:7000?key={key}"):
         assert for_this_machine(endpoint) == for_others(endpoint) == endpoint
 

@@ -416,8 +416,8 @@ def test_a_run_directory_with_a_long_path_gets_a_short_socket(tmp_path: Path) ->
 
 def test_the_verbs_and_their_roles_are_frozen() -> None:
     assert {name: kind.writes for name, kind in protocol.VERBS.items()} == {
-        "ping": False, "version": False, "jobs": False, "tree": False, "stalls": False, "dead_letters": False,
-        "metrics": False, "logs": False,
+        "ping": False, "version": False, "jobs": False, "tree": False, "nodes": False, "stalls": False,
+        "dead_letters": False, "metrics": False, "logs": False,
         "watch": False, "credit": False, "unwatch": False, "submit": True, "pause": True, "resume": True,
         "cancel": True, "scale": True, "drain": True, "undrain": True, "checkpoint": True, "inject": True,
         "services": False, "queue": False, "service_add": True, "service_drain": True, "service_remove": True,

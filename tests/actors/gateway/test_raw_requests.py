@@ -190,6 +190,16 @@ def test_how_tokens_are_drawn_is_the_jobs_and_said_once(tmp_path: Path) -> None:
     in_world(tmp_path, scenario)
 
 
+def test_stop_tokens_that_are_not_the_jobs_are_ignored_and_named(tmp_path: Path) -> None:
+    async def scenario(world: World, agent: Agent) -> None:
+        world.begin()
+        assert (await agent.post("/v1/chat/completions", ask(stop_token_ids=[7])))[0] == 200
+        (trouble,) = world.scheduler.troubles
+        assert "stop_token_ids" in trouble.text and "rollout.stop" in trouble.text
+
+    in_world(tmp_path, scenario)
+
+
 def test_an_agent_outside_begins_and_ends_an_episode(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "guess", "answer": 7, "low": 1}\n')
     data = {"source": "jsonl", "path": str(tmp_path / "tasks.jsonl")}

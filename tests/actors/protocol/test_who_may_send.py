@@ -37,6 +37,7 @@ PEERS = {
     SenderKind.SERVICE: f"head.{JOB}.trainer",
     SenderKind.TRAIN_SERVICE: "head.service.train-0",
     SenderKind.WORKER: f"n1.{JOB}.rollout-0",
+    SenderKind.RANK: f"head.{JOB}.trainer.rank1",
     SenderKind.STRANGER: f"n1.{JOB}.trainer",
 }
 RECEIVERS = {
@@ -45,6 +46,7 @@ RECEIVERS = {
     "n1": "agent",
     f"n1.{JOB}.rollout-1": "rollout-1",
     "head.service.train-1": "train-1",
+    f"head.{JOB}.trainer.rank2": "trainer.rank2",
 }
 
 
@@ -73,8 +75,15 @@ def test_names_say_what_a_peer_is() -> None:
     assert sender_of("head.service.trainer") == (SenderKind.SERVICE, "head", "service"), "of a job with that name"
     assert sender_of("head.job.environments-0") == (SenderKind.SERVICE, "head", "job")
     assert sender_of("head.job.gateway") == (SenderKind.SERVICE, "head", "job")
+    assert sender_of("head.job.trainer.rank1") == (SenderKind.RANK, "head", "job")
+    assert sender_of("n1.job.with.dots.rollout-n1.2.rank12") == (SenderKind.RANK, "n1", "job.with.dots")
+    assert sender_of("head.job.rank1.trainer") == (SenderKind.SERVICE, "head", "job.rank1")
     for odd in (
         "",
+        "n1.job.trainer.rank1",
+        "head.job.weights.rank1",
+        "head.rank1",
+        "head.job.trainer.rank0",
         "n1.service.train-0",
         ".",
         "..",
@@ -191,6 +200,15 @@ def test_a_role_process_speaks_to_its_own_job_and_its_own_agent_only() -> None:
     assert "runs on n2" in (agent(other, "node.process_ready", "agent") or "")
     own_machine = guard_for(PeerId("machine", 1))
     assert own_machine(PeerId(f"head.{JOB}.weights", 4), "node.process_beacon", "agent") is None
+
+
+def test_a_rank_hears_its_own_job_and_says_next_to_nothing() -> None:
+    allowed = {tag for tag, kinds in WHO_MAY_SEND.items() if SenderKind.RANK in kinds}
+    of_any_process = {tag for tag, kinds in WHO_MAY_SEND.items() if SenderKind.TRAIN_SERVICE in kinds}
+    assert allowed - of_any_process == {"scheduler.register_service"}
+    rank = guard_for(PeerId(f"head.{JOB}.trainer.rank1", 1))
+    assert rank(PeerId(f"head.{JOB}.trainer", 1), "ranks.order", "trainer.rank1") is None
+    assert rank(PeerId("head.other.trainer", 1), "ranks.order", "trainer.rank1") is not None
 
 
 def test_a_node_may_join_and_tell_of_its_processes_and_that_is_all() -> None:

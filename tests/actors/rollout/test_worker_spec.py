@@ -26,6 +26,12 @@ def test_workers_share_the_cores_and_in_async_mode_leave_half_to_the_trainer(
     assert engine_spec(job(mode, workers=workers), "m").threads == threads
 
 
+def test_ranks_of_a_worker_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_spec, "_cores", lambda: 8)
+    spec = engine_spec(job("sync", workers=2, tensor_parallel=2), "m")
+    assert (spec.threads, spec.tensor_parallel) == (2, 2)
+
+
 def test_threads_that_the_job_names_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_spec, "_cores", lambda: 8)
     assert engine_spec(job("async", workers=2, threads=3), "m").threads == 3

@@ -20,6 +20,8 @@ from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
 from actors.weights.segments import held_path, segment_path
 from configs.limits import Limits
+from supervisors.machine.devices import NO_DEVICES, Devices
+from supervisors.machine.machine import LocalMachine
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.errors import SupervisorGaveUp
@@ -67,8 +69,9 @@ def process_child(
 class Head:
     """This process as the head: transport, system, node agent."""
 
-    def __init__(self, run_dir: Path, limits: Limits = LIMITS) -> None:
+    def __init__(self, run_dir: Path, limits: Limits = LIMITS, devices: Devices = NO_DEVICES) -> None:
         self.run_dir, self.limits = run_dir, limits
+        self.machine = LocalMachine(devices)
         self.events: list[SupervisionEvent] = []
         self._arrival = asyncio.Event()
 
@@ -77,7 +80,8 @@ class Head:
         self.system = ActorSystem(transport, limits=self.limits, seed=1)
         await self.system.start()
         command = [sys.executable, "-P", str(HERE / "probe_child.py")]
-        self.agent = await self.system.spawn("node", NodeAgent("n1", NodeOptions(cluster="test", command=command)))
+        options = NodeOptions(cluster="test", command=command, machine=self.machine)
+        self.agent = await self.system.spawn("node", NodeAgent("n1", options))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -417,11 +421,10 @@ async def test_shared_memory_of_a_process_that_comes_back_waits_for_its_next_lif
         path.unlink(missing_ok=True)
 
 
-async def _work(head: Head, name: str, job_dir: Path) -> Running:
+async def _work(head: Head, name: str, job_dir: Path, devices: tuple[str, ...] | None = None) -> Running:
     """One process of a job of its own in ``job_dir``, which may stay."""
-    specs = [
-        process_child(role_args(name, job_dir), head.agent.address, restart=RestartPolicy.TEMPORARY, may_stay=True)
-    ]
+    args, agent = role_args(name, job_dir), head.agent.address
+    specs = [process_child(args, agent, restart=RestartPolicy.TEMPORARY, may_stay=True, devices=devices)]
     supervisor = Supervisor(f"fleet-{name}", Strategy.ONE_FOR_ONE, specs, on_event=head.on_event)
     await head.system.spawn(f"fleet-{name}", supervisor)
     await supervisor.ready(30)
@@ -495,3 +498,43 @@ async def _until_gone(pid: int) -> None:
     async with asyncio.timeout(20):
         while psutil.pid_exists(pid):
             await asyncio.sleep(0.05)
+
+
+def _variable(running: Running, name: str) -> str | None:
+    """What the process was started with."""
+    variables = Path(f"/proc/{running.pid}/environ").read_text().split("\0")
+    return dict(variable.partition("=")[::2] for variable in variables).get(name)
+
+
+async def test_each_process_sees_its_own_devices_and_a_kept_one_serves_only_work_that_wants_the_same(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    async with Head(tmp_path, devices=Devices(("1", "2"), is_told=True)) as head:
+        first = await _work(head, "a", tmp_path, ("2",))
+        sees_all, sees_none = await _work(head, "b", tmp_path), await _work(head, "c", tmp_path, ())
+        assert [_variable(running, "CUDA_VISIBLE_DEVICES") for running in (first, sees_all, sees_none)] == [
+            "2", "1,2", ""
+        ]  # fmt: skip
+        listed = (await head.agent.ask(ListProcesses(), ProcessList, timeout_s=5)).processes
+        assert {info.name: info.devices for info in listed} == {"j.a": ("2",), "j.b": (), "j.c": ()}
+        await _finish(head, first, "a")
+        other = await _work(head, "d", tmp_path, ("1",))
+        assert other.pid != first.pid and _variable(other, "CUDA_VISIBLE_DEVICES") == "1"
+        assert (await _work(head, "e", tmp_path, ("2",))).pid == first.pid
+
+
+async def test_where_no_devices_are_known_a_process_has_the_environment_that_it_always_had(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    async with Head(tmp_path) as head:
+        running = await _work(head, "a", tmp_path)
+        assert (_variable(running, "CUDA_VISIBLE_DEVICES"), _variable(running, "CUDA_DEVICE_ORDER")) == ("7", None)
+
+
+async def test_a_device_that_the_node_does_not_have_is_refused_and_nothing_starts(tmp_path):
+    async with Head(tmp_path, devices=Devices(("0",))) as head:
+        specs = [process_child(role_args("a", tmp_path), head.agent.address, devices=("3",))]
+        await head.system.spawn("fleet", Supervisor("fleet", Strategy.ONE_FOR_ONE, specs, on_event=head.on_event))
+        refused = await head.until("start_failed", "a")
+        assert "j.a is to have the devices 3, but its machine has 0" in refused.detail
+        assert not (tmp_path / "logs").exists()

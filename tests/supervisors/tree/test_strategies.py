@@ -37,6 +37,29 @@ def test_temporary_siblings_are_stopped_and_stay_away():
     assert decide(Strategy.REST_FOR_ONE, children, "c", ExitCause.KILLED) == Plan(("e", "d"), ("c", "e"))
 
 
+def test_the_end_of_one_of_a_group_reaches_all_of_it_and_nobody_else():
+    children = _children(b={"group": "g"}, c={"group": "g", "running": False}, e={"group": "g"})
+    assert decide(Strategy.ONE_FOR_ONE, children, "c", ExitCause.CRASHED) == Plan(("e", "b"), ("b", "c", "e"))
+    assert decide(Strategy.ONE_FOR_ONE, children, "a", ExitCause.CRASHED) == Plan((), ("a",))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(RestartPolicy), st.booleans(), st.sampled_from(["", "g", "h"])), min_size=1),
+    st.data(),
+    st.sampled_from(ExitCause),
+)
+def test_a_group_is_stopped_whole_and_started_whole_or_not_at_all(kinds, data, cause):
+    failed = data.draw(st.integers(0, len(kinds) - 1))
+    views = [
+        ChildView(f"c{i}", policy, running and i != failed, group) for i, (policy, running, group) in enumerate(kinds)
+    ]
+    plan = decide(Strategy.ONE_FOR_ONE, views, f"c{failed}", cause)
+    group = views[failed].group
+    circle = {view.name for view in views if group and view.group == group} | {f"c{failed}"}
+    assert set(plan.stop) == {view.name for view in views if view.running} & circle
+    assert set(plan.start) in (circle, set())
+
+
 def test_an_unknown_child_is_refused():
     with pytest.raises(KeyError):
         decide(Strategy.ONE_FOR_ONE, _children(), "z", ExitCause.CRASHED)

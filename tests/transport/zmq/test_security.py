@@ -130,6 +130,38 @@ async def test_a_node_that_takes_another_name_than_its_keys_is_told_and_not_link
     await head.close(timeout_s=0.2)
 
 
+async def test_nodes_that_know_the_head_alone_are_linked_once_it_has_named_them_to_each_other() -> None:
+    """So that their workers pass weights on; each is still held to the name of its key."""
+    pairs = {name: generate_keys() for name in ("head", "one", "two")}
+    known = {"head": ("one", "two"), "one": ("head",), "two": ("head",)}
+    keys = {
+        own: NodeKeys(pair.public, pair.secret, frozenset(pairs[name].public for name in known[own]),
+                      tuple((name, pairs[name].public) for name in known[own]))
+        for own, pair in pairs.items()
+    }  # fmt: skip
+    one, two = (keys[name].of_head(pairs["head"].public_hex) for name in ("one", "two"))
+    worker, stranger = node("one.j.rollout-0", one.with_neighbours(keys["head"].registered)), node("one.j.other", one)
+    other = node("two.j.rollout-1", two.with_neighbours(keys["head"].registered))
+    liar = node("three.j.rollout-2", two.with_neighbours(keys["head"].registered))
+    for transport in (worker, stranger, other, liar):
+        await transport.start(Quiet())
+    with pytest.raises(HandshakeRefused, match="does not allow our key"):
+        await other.connect(stranger.endpoint, timeout_s=5)
+    assert await other.connect(worker.endpoint, timeout_s=5) == worker.peer
+    with pytest.raises(HandshakeRefused, match="registered as two"):
+        await liar.connect(worker.endpoint, timeout_s=5)
+    for transport in (worker, stranger, other, liar):
+        await transport.close(timeout_s=0.2)
+
+
+def test_a_name_that_a_node_knows_itself_keeps_the_key_that_it_has_there() -> None:
+    own, told = generate_keys(), generate_keys()
+    keys = NodeKeys(b"own", b"", frozenset([own.public]), (("one", own.public),))
+    keys = keys.with_neighbours((("one", told.public_hex),))
+    assert keys.objection("one", own.public) is None
+    assert not keys.allows(told.public)
+
+
 async def test_a_listener_that_takes_another_name_than_its_keys_is_not_believed() -> None:
     """A node that is dialed says that it is the head."""
     head_keys, one, two = of_cluster()

@@ -15,11 +15,12 @@ Why EngineCore and not AsyncLLM: ``docs/decisions/0009-vllm-engine-core.md``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, WeightTensors
 from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.vllm.adapters import Adapters
+from actors.rollout.engines.vllm.ranks import Place, without_shared_memory
 from actors.rollout.engines.vllm.setup import (
     brief,
     engine_config,
@@ -73,7 +75,8 @@ class VllmCore:
 
     _live: ClassVar[VllmCore | None] = None
 
-    def __init__(self, spec: EngineSpec, expected: Expected | AdapterTensors) -> None:
+    def __init__(self, spec: EngineSpec, expected: Expected | AdapterTensors, place: Place | None = None) -> None:
+        """``place``: of one rank among several that compute together; None: it computes alone."""
         if VllmCore._live is not None:
             raise EngineUnavailable(
                 "this process already runs a vLLM engine, and vLLM's state is process-global. "
@@ -84,7 +87,7 @@ class VllmCore:
         self.on_cpu = spec.device == "cpu"
         self._scratch = Path(tempfile.mkdtemp(prefix="headrace-vllm-"))
         try:
-            self._core = self._build(spec)
+            self._core = self._build(spec, place)
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
         VllmCore._live = self
@@ -97,7 +100,7 @@ class VllmCore:
         self.context_tokens: int = self.model_config.max_model_len
         """Prompt plus response; less than the spec's where the model knows fewer positions."""
 
-    def _build(self, spec: EngineSpec) -> Any:
+    def _build(self, spec: EngineSpec, place: Place | None) -> Any:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -110,14 +113,20 @@ class VllmCore:
                 _, rank, local_rank = super()._distributed_args()
                 return rendezvous, rank, local_rank
 
-        config = engine_config(spec)
-        with thread_setting_kept(spec.threads), groups_without_threads():
+        config = engine_config(spec, {} if place is None else place.engine_arguments())
+        executor = InProcessExecutor if place is None else place.executor()
+        queues = contextlib.nullcontext() if place is None else without_shared_memory()
+        with thread_setting_kept(spec.threads), groups_without_threads(), queues:
             try:
-                return EngineCore(config, InProcessExecutor, log_stats=False)
+                return EngineCore(config, executor, log_stats=False)
             except (ValueError, KeyError, AssertionError, OSError, RuntimeError) as error:
                 forget_failed_core()
                 if is_about_memory(error):
                     raise EngineUnavailable(f"vLLM could not get the memory it needs: {brief(error)}") from error
+                if place is not None and isinstance(
+                    error, RuntimeError
+                ):  # as torch says of a rank that is gone or late
+                    raise EngineUnavailable(f"rank {place.rank} of {place.size} fails: {brief(error)}") from error
                 raise ModelUnreadable(f"vLLM cannot load {str(spec.model_path)!r}: {brief(error)}") from error
 
     # ------------------------------------------------------------ requests
@@ -228,13 +237,15 @@ class VllmCore:
     def model_config(self) -> Any:
         return self._core.vllm_config.model_config
 
-    def load(self, tensors: WeightTensors, *, name: str, can_undo: bool) -> None:
+    def load(self, tensors: WeightTensors, *, name: str, can_undo: bool, all_agree: Callable[[bool], bool]) -> None:
         """Serve checked ``tensors`` under a ``name`` that is new; on an error what was served before, if it was whole.
 
         With adapters no request may be left in the core that was submitted before.
         """
         if isinstance(self._expected, Expected):
-            reload_in_place(self.model, self.model_config, self._expected, tensors, can_undo=can_undo)
+            reload_in_place(
+                self.model, self.model_config, self._expected, tensors, can_undo=can_undo, all_agree=all_agree
+            )
         elif self.adapters is not None:
             self.adapters.load(tensors, name)
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -38,31 +37,18 @@ from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.requests import ended_before_start
 from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.engines.vllm.setup import step_seconds
-from actors.rollout.errors import EngineError, RequestRefused, WeightsMismatch
+from actors.rollout.engines.vllm.unfinished import Unfinished
+from actors.rollout.errors import EngineError, EngineUnavailable, RequestRefused, WeightsMismatch
 
 if TYPE_CHECKING:
     from actors.rollout.engines.vllm.core import CoreRows, VllmCore
+    from actors.rollout.engines.vllm.ranks import Place
     from actors.rollout.engines.vllm.weights import Expected
 
 T = TypeVar("T")
 
 _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 """Our finish reason for each of vLLM's."""
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """Follows one unfinished sequence. ``tokens`` are the prompt's and the response's."""
-
-    request: GenerationRequest
-    tokens: list[int]
-    prompt_tokens: int
-    core_id: str = ""
-
-    @property
-    def position(self) -> int:
-        """Position of the token that comes next."""
-        return self.request.first + len(self.tokens) - self.prompt_tokens
 
 
 class VllmEngine:
@@ -74,12 +60,14 @@ class VllmEngine:
         self._spec: EngineSpec | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._core: VllmCore | None = None
+        self._place: Place | None = None
+        """Place among the ranks that compute together; None: this one computes alone."""
         self._expected: Expected | AdapterTensors | None = None
         self._version = 0
         self._loads = 0
-        self._sequences: dict[int, _Sequence] = {}
-        self._by_core_id: dict[str, _Sequence] = {}
-        self._incoming: list[_Sequence] = []
+        self._sequences: dict[int, Unfinished] = {}
+        self._by_core_id: dict[str, Unfinished] = {}
+        self._incoming: list[Unfinished] = []
         self._columns = StepColumns()
         self._step_s = 0.0
         self._hurried = False
@@ -93,6 +81,8 @@ class VllmEngine:
     # ------------------------------------------------------------ life
 
     async def start(self, spec: EngineSpec) -> None:
+        if spec.tensor_parallel > 1 and self._place is None:
+            raise EngineUnavailable(f"rollout.tensor_parallel is {spec.tensor_parallel}: no other ranks are here")
         self._spec = spec
         self._step_s = step_seconds(spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
@@ -111,7 +101,7 @@ class VllmEngine:
         from actors.rollout.engines.vllm.core import VllmCore
 
         self._expected = expected_of(spec)
-        self._core = VllmCore(spec, self._expected)
+        self._core = VllmCore(spec, self._expected, self._place)
 
     async def close(self) -> None:
         core, self._core = self._core, None
@@ -149,14 +139,14 @@ class VllmEngine:
 
     def _add(self, request: GenerationRequest) -> None:
         tokens = [*request.prompt_ids.tolist(), *request.generated.tolist()]
-        sequence = _Sequence(request, tokens, len(request.prompt_ids))
+        sequence = Unfinished(request, tokens, len(request.prompt_ids))
         if (reason := ended_before_start(request, self._live_core.context_tokens)) is not None:
             self._columns.end(request.request, request.position, reason)
         else:
             self._sequences[request.request] = sequence
             self._incoming.append(sequence)
 
-    def _budget(self, sequence: _Sequence) -> int:
+    def _budget(self, sequence: Unfinished) -> int:
         """How many tokens this sequence may still get."""
         return min(
             sequence.request.end - sequence.position,
@@ -171,7 +161,7 @@ class VllmEngine:
         }
         self._incoming = [sequence for sequence in self._incoming if id(sequence) not in gone]
 
-    def _end_aborted(self, sequence: _Sequence) -> bool:
+    def _end_aborted(self, sequence: Unfinished) -> bool:
         self._columns.end(sequence.request.request, sequence.position, FinishReason.ABORTED)
         if sequence.core_id:
             self._dropped.append(sequence.core_id)
@@ -185,10 +175,7 @@ class VllmEngine:
     # ------------------------------------------------------------ a step
 
     async def step(self) -> StepOutput:
-        if self._torn:
-            raise EngineError(f"the weights are torn ({self._torn}); a load must succeed before the next step")
-        if self._asleep:
-            raise EngineError("the vLLM engine is asleep; wake it first")
+        self._check_step()
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._hurried = False
@@ -198,6 +185,12 @@ class VllmEngine:
         output = self._columns.take(self._version, ended - began)
         self._count(began, ended, len(output.tokens), steps)
         return output
+
+    def _check_step(self) -> None:
+        if self._torn:
+            raise EngineError(f"the weights are torn ({self._torn}); a load must succeed before the next step")
+        if self._asleep:
+            raise EngineError("the vLLM engine is asleep; wake it first")
 
     def hurry(self) -> None:
         """Read by the engine's thread behind each step of vLLM's."""
@@ -210,9 +203,13 @@ class VllmEngine:
         began_s = perf_counter()
         while self._by_core_id:
             steps.append(self._live_core.step())
-            if steps[-1].ended or self._hurried or perf_counter() - began_s >= self._step_s:
+            if not self._goes_on(bool(steps[-1].ended), perf_counter() - began_s):
                 break
         return steps
+
+    def _goes_on(self, ended: bool, seconds: float) -> bool:
+        """Whether the step of ours, which has lasted so long and may have ended something, takes one more of vLLM's."""
+        return not (ended or self._hurried or seconds >= self._step_s)
 
     def _sync_core(self) -> None:
         """Bring vLLM's queue up to date with what add and abort have noted."""
@@ -223,7 +220,7 @@ class VllmEngine:
             self._submit(sequence)
         self._incoming = []
 
-    def _submit(self, sequence: _Sequence) -> None:
+    def _submit(self, sequence: Unfinished) -> None:
         request = sequence.request
         self._submitted += 1
         sequence.core_id = f"{request.request}.{self._submitted}"
@@ -241,7 +238,7 @@ class VllmEngine:
 
     def _take(self, steps: Sequence[CoreRows]) -> None:
         """Into columns, and onto our own side's tokens. Most steps are of the same sequences as the one before."""
-        core_ids, sequences = list[str](), list[_Sequence]()
+        core_ids, sequences = list[str](), list[Unfinished]()
         requests = offsets = np.empty(0, np.int64)
         for rows in steps:
             if rows.core_ids != core_ids:
@@ -302,15 +299,20 @@ class VllmEngine:
         *,
         in_flight: Literal["keep", "recompute"],
     ) -> None:
+        self._check_load(tensors, dtypes)
+        await self._run(self._load_on_thread, tensors, policy_version, in_flight)
+
+    def _check_load(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
         if self._asleep:
             raise EngineError("the vLLM engine is asleep; wake it before weights are loaded")
-        await self._run(self._load_on_thread, tensors, dict(dtypes), policy_version, in_flight)
-
-    def _load_on_thread(
-        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, in_flight: str
-    ) -> None:
         assert self._expected is not None
         self._expected.check(tensors, dtypes)
+
+    def _all_agree(self, well: bool) -> bool:
+        """Whether something has gone well in every rank, told how it has gone in this one."""
+        return well
+
+    def _load_on_thread(self, tensors: WeightTensors, policy_version: int, in_flight: str) -> None:
         core = self._live_core
         if core.adapters is not None and in_flight == "keep" and self._by_core_id:
             raise EngineError(
@@ -319,7 +321,8 @@ class VllmEngine:
         can_undo = not self._torn
         self._torn = "a load is under way"
         try:
-            core.load(tensors, name=f"{policy_version}.{self._loads + 1}", can_undo=can_undo)
+            name = f"{policy_version}.{self._loads + 1}"
+            core.load(tensors, name=name, can_undo=can_undo, all_agree=self._all_agree)
         except Exception as error:
             self._torn = "" if can_undo else "the last load failed"
             raise WeightsMismatch(
@@ -331,12 +334,12 @@ class VllmEngine:
         stale = [s for s in self._by_core_id.values() if in_flight == "recompute" or core.not_begun(s.core_id)]
         self._resubmit(stale)
 
-    def _resubmit(self, sequences: Sequence[_Sequence]) -> None:
+    def _resubmit(self, sequences: Sequence[Unfinished]) -> None:
         """Take sequences out of vLLM and queue them anew, under the present version's part of the prefix cache."""
         self._withdraw(sequences)
         self._incoming = [*sequences, *self._incoming]
 
-    def _withdraw(self, sequences: Sequence[_Sequence]) -> None:
+    def _withdraw(self, sequences: Sequence[Unfinished]) -> None:
         self._dropped.extend(sequence.core_id for sequence in sequences)
         for sequence in sequences:
             del self._by_core_id[sequence.core_id]
@@ -350,13 +353,16 @@ class VllmEngine:
         vLLM's own sleep on a CPU reports success and does nothing, so there level 1 frees the cache's storage and
         level 2 takes the whole engine down. Unfinished sequences are prefilled anew after ``wake``.
         """
+        self._check_level(level)
+        if not self._asleep:
+            await self._run(self._sleep_on_thread, level)
+            self._asleep = level
+
+    def _check_level(self, level: int) -> None:
         if level not in (1, 2):
             raise EngineError(
                 f"sleep level {level} is unknown; use 1 (weights kept on the host) or 2 (weights dropped)"
             )
-        if not self._asleep:
-            await self._run(self._sleep_on_thread, level)
-            self._asleep = level
 
     def _sleep_on_thread(self, level: int) -> None:
         core = self._live_core

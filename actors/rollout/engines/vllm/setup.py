@@ -14,7 +14,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from actors.host.import_guard import hide_broken_optionals
@@ -148,8 +148,11 @@ def step_seconds(spec: EngineSpec) -> float:
     return float(value) / 1000
 
 
-def engine_config(spec: EngineSpec) -> Any:
-    """VllmConfig for ``spec``; the job's ``engine_options`` win over our defaults, not over what is ours to set."""
+def engine_config(spec: EngineSpec, of_rank: Mapping[str, Any]) -> Any:
+    """VllmConfig for ``spec``; the job's ``engine_options`` win over our defaults, not over what is ours to set.
+
+    ``of_rank``: arguments of vLLM's for one rank of several.
+    """
     from vllm.engine.arg_utils import EngineArgs
 
     from actors.rollout.engines.vllm.adapters import lora_arguments
@@ -165,7 +168,8 @@ def engine_config(spec: EngineSpec) -> Any:
             )
     if spec.options.get("tensor_parallel_size", 1) != 1 or spec.options.get("pipeline_parallel_size", 1) != 1:
         raise EngineUnavailable(
-            "rollout.engine_options: this engine drives one device; tensor and pipeline parallelism are not built yet"
+            "rollout.engine_options: set rollout.tensor_parallel instead of tensor_parallel_size; pipeline parallelism "
+            "is not built yet"
         )
     arguments: dict[str, Any] = {
         "model": str(spec.model_path),
@@ -196,7 +200,7 @@ def engine_config(spec: EngineSpec) -> Any:
     if spec.adapter is not None:
         arguments |= lora_arguments(spec.adapter)
     try:
-        config = EngineArgs(**(arguments | options)).create_engine_config()
+        config = EngineArgs(**(arguments | options | dict(of_rank))).create_engine_config()
     except (ValueError, OSError, KeyError) as error:
         raise ModelUnreadable(f"vLLM refuses model.path {str(spec.model_path)!r}: {brief(error)}") from error
     if spec.device == "cpu":
@@ -262,7 +266,7 @@ def groups_without_threads() -> Iterator[None]:
     """Let torch.distributed make groups of one member without a transport, and without its thread.
 
     vLLM makes a dozen gloo groups, of which each has a thread that wakes a hundred times a second; all together they
-    took three percent of a core. One device has nobody to talk to, and the group that is called fake does just that.
+    took three percent of a core. Who is alone has nobody to talk to, and the group that is called fake does just that.
     """
     import torch.testing._internal.distributed.fake_pg  # noqa: F401 - makes it known to torch
     from torch import distributed
@@ -270,7 +274,7 @@ def groups_without_threads() -> Iterator[None]:
     new_group: Callable[..., Any] = distributed.new_group
 
     def without_thread(ranks: Any = None, *args: Any, backend: str | None = None, **rest: Any) -> Any:
-        alone = backend == "gloo" and distributed.get_world_size() == 1
+        alone = backend == "gloo" and (distributed.get_world_size() if ranks is None else len(ranks)) == 1
         return new_group(ranks, *args, backend="fake" if alone else backend, **rest)
 
     distributed.new_group = without_thread

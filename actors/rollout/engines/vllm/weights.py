@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,28 +185,38 @@ def _tensors_of(model: Any) -> Iterator[torch.Tensor]:
 
 @torch.no_grad()
 def reload_in_place(
-    model: Any, model_config: Any, expected: Expected, tensors: WeightTensors, *, can_undo: bool
+    model: Any,
+    model_config: Any,
+    expected: Expected,
+    tensors: WeightTensors,
+    *,
+    can_undo: bool,
+    all_agree: Callable[[bool], bool],
 ) -> None:
     """Fill ``model`` with checked ``tensors``. On an error the old weights are back when this raises.
 
     ``can_undo`` False skips the copies: after an error the model must not be stepped until a reload succeeds.
+    ``all_agree``: whether this has gone well in every rank of the engine, told how it has gone in this one.
     """
+    rollback = Rollback(model) if can_undo else None
+    error: BaseException | None = None
+    try:
+        _fill(model, model_config, expected.loadable(tensors))
+    except BaseException as raised:  # noqa: BLE001 - raised again when all ranks know
+        error = raised
+    if all_agree(error is None):
+        return
+    if rollback is not None:
+        rollback.restore()
+    raise error or WeightsMismatch("another rank of this engine could not load it")
+
+
+def _fill(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
-    rollback = Rollback(model) if can_undo else None
     initialize_layerwise_reload(model)
     try:
-        model.load_weights(expected.loadable(tensors))
-    except BaseException:
-        # Finishing puts real tensors back where meta ones stand; only then can the values be undone.
+        model.load_weights(tensors)
+    finally:  # finishing puts real tensors back where meta ones stand; only then can the values be undone
         finalize_layerwise_reload(model, model_config)
-        if rollback is not None:
-            rollback.restore()
-        raise
-    try:
-        finalize_layerwise_reload(model, model_config)
-        repack_tied_heads(model)
-    except BaseException:
-        if rollback is not None:
-            rollback.restore()
-        raise
+    repack_tied_heads(model)

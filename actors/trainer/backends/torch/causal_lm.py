@@ -58,7 +58,9 @@ def load_model(path: Path, spec: BackendSpec) -> nn.Module:
 
 def prepared(model: nn.Module, spec: BackendSpec) -> nn.Module:
     """A model that was loaded, as it is computed with: on its device, in eval mode, with our faster parts."""
-    model.to(device=spec.device, dtype=getattr(torch, spec.dtype))  # type: ignore[call-arg]
+    model.to(spec.device)
+    for parameter in model.parameters():  # not the buffers: rotary frequencies in bfloat16 would be other positions
+        parameter.data = parameter.data.to(getattr(torch, spec.dtype))
     replace_rms_norms(model)
     replace_linears(model)
     model.eval()  # and so it stays: whatever training mode adds would make it another policy than the engine's
@@ -88,6 +90,8 @@ class ResponseLogits:
         self.may_pack = False
         self._device = device
         self._rows: Tensor | None = None
+        self._computed = torch.float32
+        """What hidden states are in, which sharded parameters need not be."""
         self._hidden: int = model.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
         head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
         head.register_forward_pre_hook(self._pick_rows)
@@ -97,6 +101,7 @@ class ResponseLogits:
         if self._rows is None:
             return None
         hidden = args[0]
+        self._computed = hidden.dtype
         return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self._rows)[None],)
 
     def __call__(self, batch: MicroBatch, predicted: np.ndarray) -> PredictedLogits:
@@ -136,15 +141,12 @@ class ResponseLogits:
             except (TypeError, ValueError, RuntimeError, IndexError):
                 return False
         # the spread of an honest model's logits is about 1; half precision rounds in the second digit
-        tolerance = 1e-3 if expected.dtype == torch.float32 and self._full_precision() else 0.1
+        tolerance = 1e-3 if self._computed == torch.float32 else 0.1
         scale = max(1.0, expected.abs().max().item())
         return bool((expected - actual).abs().max().item() < tolerance * scale)
 
     def _per_token(self, layout: Layout) -> Tensor:
         return self.forward(layout).float()[torch.from_numpy(layout.row_of).to(self._device)]
-
-    def _full_precision(self) -> bool:
-        return next(self.model.parameters()).dtype == torch.float32
 
 
 def probe_batch(vocabulary: int) -> tuple[MicroBatch, np.ndarray]:

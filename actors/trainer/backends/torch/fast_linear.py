@@ -40,5 +40,14 @@ def replace_linears(model: nn.Module) -> int:
 
 
 def _forward(module: nn.Linear) -> Any:
-    """Reads the parameters at each call: they become views of one buffer later."""
-    return lambda x: _Linear.apply(x, module.weight, module.bias)
+    """Looks the parameters up at each call: they become views of one buffer later, or are sharded and gathered, perhaps
+    on another device and in another dtype than they are kept in.
+    """
+    own = module.forward
+
+    def call(x: Tensor) -> Tensor:
+        if x.dtype == torch.float32 and takes_onednn(module.weight):
+            return _Linear.apply(x, module.weight, module.bias)  # type: ignore[no-any-return]
+        return own(x)
+
+    return call

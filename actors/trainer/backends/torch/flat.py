@@ -21,7 +21,8 @@ from actors.trainer.backends.torch.pinned import Staging
 from actors.weights.manifest import layout
 
 
-def _in_order(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Each once, by its first name, in the order of the segment."""
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return sorted(trained, key=lambda pair: pair[1].dim() < 2)
 
@@ -65,7 +66,7 @@ class FlatParameters:
     """
 
     def __init__(self, model: nn.Module, memory: FlatMemory | None = None, *, prefix: str = "", kind: str = "") -> None:
-        parameters = _in_order(model)
+        parameters = trained_parameters(model)
         dtype, device = parameters[0][1].dtype, parameters[0][1].device
         shapes = [(prefix + name, dtype_name(dtype), tuple(parameter.shape)) for name, parameter in parameters]
         self._kind = kind
@@ -97,7 +98,7 @@ class FlatParameters:
     def attach(self, model: nn.Module) -> GradientSums:
         """Let a model of the same layout compute with these weights, and sum its gradients by itself."""
         sums = GradientSums(self.flat, self.memory)
-        views = zip(_in_order(model), self._views(self.flat), self._views(sums.low), strict=True)
+        views = zip(trained_parameters(model), self._views(self.flat), self._views(sums.low), strict=True)
         for (_, parameter), view, grad in views:
             parameter.data = view
             parameter.grad = grad

@@ -27,7 +27,7 @@ def recompute_layers(model: nn.Module) -> None:
     Raises:
         ModelNotLoadable: it has none.
     """
-    layers = _layers(model)
+    layers = outermost_layers(model)
     if not layers:
         raise ModelNotLoadable(
             f"trainer.gradient_checkpointing: {type(model).__name__} has no layers that transformers can checkpoint; "
@@ -37,13 +37,13 @@ def recompute_layers(model: nn.Module) -> None:
         layer.forward = _recomputed(layer.forward)
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """The outermost ones: a layer within a layer is computed again with it."""
+def outermost_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of a transformer; a layer within a layer goes with it."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if isinstance(model, GradientCheckpointingLayer):
         return [model]
-    return [layer for child in model.children() for layer in _layers(child)]
+    return [layer for child in model.children() for layer in outermost_layers(child)]
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,9 +40,9 @@ UNEVEN_MAX: Final = 1.25
 
 
 class Replica:
-    """Holds one thread's model."""
+    """Holds one thread's model. Without ``sums`` gradients add up where the backward pass leaves them."""
 
-    def __init__(self, model: nn.Module, device: str, sums: GradientSums) -> None:
+    def __init__(self, model: nn.Module, device: str, sums: GradientSums | None = None) -> None:
         self._device = device
         self.logits = ResponseLogits(model, device)
         self._sums = sums
@@ -72,7 +72,8 @@ class Replica:
         total = torch.dot(losses.loss, weight)
         if learn:
             total.backward()  # type: ignore[no-untyped-call]
-            self._sums.collect()
+            if self._sums is not None:
+                self._sums.collect()
         measured = (losses.clipped, losses.cut, losses.kl, entropy.detach(), losses.mismatch)
         sums = torch.stack([weight.sum(), total.detach(), *(column.sum() for column in measured)]).tolist()
         return MicroBatchStats(
@@ -148,7 +149,7 @@ class Replicas:
         if len(rows) == 1:
             return [work(self.members[0], batch)]
         futures = [
-            thread.submit(work, replica, _part(batch, part))
+            thread.submit(work, replica, rows_of(batch, part))
             for thread, replica, part in zip(self._threads, self.members, rows, strict=False)
         ]
         wait(futures)
@@ -203,7 +204,7 @@ def _cuts(work: np.ndarray, places: list[int], count: int) -> list[slice]:
     return [slice(start, end) for start, end in pairwise(edges)]
 
 
-def _part(batch: MicroBatch, rows: slice) -> MicroBatch:
+def rows_of(batch: MicroBatch, rows: slice) -> MicroBatch:
     """Those rows of ``batch``, as wide as the longest of them."""
     width = int(batch.lengths[rows].max())
 

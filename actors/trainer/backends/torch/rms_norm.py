@@ -10,11 +10,14 @@ and Sennrich 2019, Root Mean Square Layer Normalization, section 4).
 Invariants
 - A module is replaced only when it computes exactly this: its own result on an example is compared first. Norms that
   differ (1 + w, a cast in between) stay as they are.
-- Float32 only: in lower precision model code rounds between the operations, and where it does so differs.
+- Float32 only, and each call looks at what it is given: in lower precision model code rounds between the operations,
+  and where it does so differs. Float32 weights may be computed with in lower precision.
+- The weight is looked up at each call: whoever shards a model puts other tensors in its place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,13 +55,20 @@ def replace_rms_norms(model: nn.Module) -> int:
     """Let every norm in ``model`` that is this one compute it this way; returns how many were."""
     found = [module for module in model.modules() if _is_ours(module)]
     for module in found:
-        weight, eps = module.weight, float(module.variance_epsilon)  # type: ignore[arg-type]
-        module.forward = _forward(weight, eps)  # type: ignore[assignment, arg-type]
+        module.forward = _forward(module, float(module.variance_epsilon))  # type: ignore[assignment, arg-type]
     return len(found)
 
 
-def _forward(weight: Tensor, eps: float) -> Any:
-    return lambda x: rms_norm(x, weight, eps)
+def _forward(module: nn.Module, eps: float) -> Callable[[Tensor], Tensor]:
+    own = module.forward
+
+    def call(x: Tensor) -> Tensor:
+        weight: Any = module.weight
+        if x.dtype == weight.dtype == torch.float32:
+            return rms_norm(x, weight, eps)
+        return own(x)
+
+    return call
 
 
 def _is_ours(module: nn.Module) -> bool:

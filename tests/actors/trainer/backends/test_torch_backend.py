@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.backends.torch import torch_backend
+from actors.trainer.backends.torch.causal_lm import load_model
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut, pad
 from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
@@ -167,6 +168,14 @@ async def test_bfloat16_trains_a_float32_master_and_exports_raw_halves(model_pat
     raw = np.fromfile(tmp_path / "segment", dtype=np.uint16)
     np.testing.assert_array_equal(raw, core._policy.parameters.flat.view(torch.uint16).numpy())
     await backend.close()
+
+
+def test_bfloat16_leaves_positions_as_exact_as_they_are_in_engines(tmp_path: Path) -> None:
+    """Frequencies of 8 bits would turn the heads of token 1000 by whole radians."""
+    path = make_tiny_checkpoint(tmp_path, dtype="bfloat16")
+    model = load_model(path, BackendSpec(model_path=path, dtype="bfloat16"))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 
 
 async def test_bfloat16_state_comes_back_bit_for_bit(model_path: Path, tmp_path: Path) -> None:

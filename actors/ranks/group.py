@@ -1,0 +1,147 @@
+"""A leader's followers in processes of their own: found once, then ordered directly.
+
+    first call ─▶ LookupService(name of each) ─▶ scheduler, patiently ─▶ FollowLeader ─▶ it is ours
+    call ─▶ RankOrder(n) to all at once ─▶ RankDone of all         the link breaks: the same number again, for a while
+    Down of a follower ─▶ RankLost
+
+Invariants
+- A follower that has been met and is lost is never looked up again: the group is one life.
+- Every failure is RankLost. It is permanent if the follower has ended by an error that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from actors.core.context import Context
+from actors.core.errors import AskError, NotSent, SentNoReply, Unanswerable
+from actors.core.leader import Leader
+from actors.core.message import Done
+from actors.core.patience import RETRYABLE, Patience, ask_patiently, is_still_there
+from actors.core.watch import Down, Gone
+from actors.protocol.ranks import FollowLeader, RankDone, RankOrder
+from actors.protocol.services import LookupService, ServiceFound
+from actors.ranks.errors import RankLost
+from actors.roles import RoleArgs
+from configs.names import rank_name
+from transport.address import ActorAddress
+
+R = TypeVar("R")
+
+
+class GroupFollowers:
+    """Implements ``Followers``. ``connect`` comes before the first call; whose ctx it has passes every Down on."""
+
+    def __init__(self, args: RoleArgs) -> None:
+        """``args``: those of the leader's process."""
+        self._job, self._scheduler = args.name_of_job, args.scheduler
+        self._names = [rank_name(args.name, rank) for rank in range(1, args.size)]
+        self._ctx: Context | None = None
+        self._met: list[ActorAddress] = []
+        self._number = 0
+        self._closed = False
+
+    def connect(self, ctx: Context) -> None:
+        """Say through whom it speaks."""
+        self._ctx = ctx
+
+    @property
+    def count(self) -> int:
+        return len(self._names)
+
+    async def call(self, orders: Sequence[bytes], *, timeout_s: float) -> list[bytes]:
+        """One order for each follower, rank 1 first; what each answered, in that order.
+
+        Raises:
+            RankLost: one of them is not there, has failed, or has not answered within ``timeout_s``.
+        """
+        assert len(orders) == self.count, f"{len(orders)} orders for {self.count} followers"
+        if not self._met:
+            self._met = await self._of_all([self._meet(name) for name in self._names])
+        self._number += 1
+        number = self._number
+        asked = [self._order(rank, number, order, timeout_s) for rank, order in enumerate(orders)]
+        return await self._of_all(asked)
+
+    async def close(self) -> None:
+        """Followers end with their group, by their supervisor; until then they wait."""
+        self._closed = True
+
+    def heard(self, message: Down) -> None:
+        """Raises:
+        RankLost: a follower is gone, and not merely a link to it.
+        """
+        for name, address in zip(self._names, self._met, strict=False):
+            if not self._closed and message.address == address and self._ctx is not None:
+                if message.reason is not Gone.UNREACHABLE:
+                    raise self._lost(name, message.detail or message.reason, permanent=message.permanent)
+                self._ctx.start_task(self._see_to_it(self._ctx, name, address, message), f"see whether {name} is there")
+
+    async def _see_to_it(self, ctx: Context, name: str, address: ActorAddress, message: Down) -> None:
+        if await is_still_there(ctx, address, ctx.limits.rank_patience_s):
+            ctx.watch(address)
+        elif not self._closed:
+            raise self._lost(name, message.detail or message.reason)
+
+    # ------------------------------------------------------------ asking
+
+    @property
+    def _context(self) -> Context:
+        assert self._ctx is not None, "connect comes before the first call"
+        return self._ctx
+
+    async def _meet(self, name: str) -> ActorAddress:
+        """Find a follower that starts as we do; one of a former life of the group may still be known by its name."""
+        ctx, limits = self._context, self._context.limits
+        scheduler = Leader(ctx, self._scheduler)
+        patience = Patience(limits, ctx.rng("patience"), limits.ready_timeout_s)
+        lookup, failure = LookupService(job=self._job, role=name), "it has not registered"
+        while True:
+            try:
+                found = await ask_patiently(
+                    ctx, lambda: scheduler.address, lookup, ServiceFound, renew=scheduler.find,
+                    patience_s=patience.left_s,
+                )  # fmt: skip
+                if found.address is not None:
+                    await ctx.ref(found.address).ask(FollowLeader(job=self._job), Done)
+                    ctx.watch(found.address)
+                    return found.address
+            except RETRYABLE as error:
+                failure = str(error)
+            except AskError as error:
+                raise self._lost(name, error) from error
+            if not await patience.again():
+                raise self._lost(name, failure)
+
+    async def _order(self, index: int, number: int, order: bytes, timeout_s: float) -> bytes:
+        ctx, name, address = self._context, self._names[index], self._met[index]
+        question = RankOrder(number=number, order=np.frombuffer(order, np.uint8))
+        while True:
+            try:
+                done = await ctx.ref(address).ask(question, RankDone, timeout_s)
+                return done.result.tobytes()
+            except (NotSent, SentNoReply) as error:
+                if not await is_still_there(ctx, address, ctx.limits.rank_patience_s):
+                    raise self._lost(name, error) from error
+                ctx.log.info("an order is repeated", rank=name, number=number, after=str(error))
+            except AskError as error:
+                raise self._lost(name, error) from error
+
+    async def _of_all(self, asked: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
+        """The results in order; the first failure ends the others, and is raised as it is."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one) for one in asked]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures.exceptions[0].__cause__
+        return [task.result() for task in tasks]
+
+    def _lost(self, name: str, why: object, *, permanent: bool = False) -> RankLost:
+        lost = RankLost(f"{name} is lost: {why}")
+        if permanent:
+            lost.__cause__ = Unanswerable("", str(why), declared=False)
+        return lost

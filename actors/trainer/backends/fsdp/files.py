@@ -1,0 +1,114 @@
+"""What the leader alone does with files: it makes room, says what is in them, and gives them their names."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from actors.protocol.weights import Manifest, TensorEntry
+from actors.trainer.backends.fsdp import parts
+from actors.trainer.backends.fsdp.orders import Restore
+from actors.trainer.backends.tokenizer_files import copy_tokenizer
+from actors.trainer.backends.torch.generation_defaults import as_it_was
+from actors.trainer.backends.torch.torch_backend import STATE_FILE, TENSOR_FILE, TorchBackend
+from actors.trainer.errors import CheckpointCorrupt
+from actors.weights.manifest import hash_chunks
+from actors.weights.memory import SegmentWriter
+
+if TYPE_CHECKING:
+    from actors.trainer.backends.fsdp.core import FsdpCore
+
+KIND: Final = "fsdp"
+
+
+def described_segment(
+    memory: mmap.mmap,
+    path: Path,
+    *,
+    job: str,
+    policy_version: int,
+    chunk_bytes: int,
+    tensors: tuple[TensorEntry, ...],
+    writer: SegmentWriter,
+) -> Manifest:
+    """Describe the segment that lies in ``memory``, written by all ranks, and give it its name ``path``."""
+    end = 0
+    for entry in tensors:  # memory that was used before may hold anything between tensors
+        memory[end : entry.offset_bytes] = bytes(entry.offset_bytes - end)
+        end = entry.offset_bytes + entry.length_bytes
+    memory[end:] = bytes(len(memory) - end)
+    with memoryview(memory) as data:
+        hashes = hash_chunks(data, chunk_bytes)
+    writer.finish(path)
+    return Manifest(
+        job=job,
+        policy_version=policy_version,
+        parent=policy_version - 1,
+        total_bytes=len(memory),
+        chunk_bytes=chunk_bytes,
+        chunk_hashes=hashes,
+        tensors=tensors,
+    )
+
+
+def empty_file(path: Path, size: int) -> Path:
+    """A file of ``size`` bytes for the ranks to write into."""
+    with path.open("wb") as file:
+        file.truncate(size)
+    return path
+
+
+def clear(directory: Path) -> None:
+    """Make the directory of a checkpoint; another number of ranks may have written there before."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in directory.glob("shard-*.safetensors"):
+        file.unlink()
+
+
+def write_state(directory: Path, core: FsdpCore) -> None:
+    """Say in words what the ranks have written."""
+    state = {"format": 1, "kind": KIND, "steps": core.steps, "optimizer_steps": core.adam.steps}
+    state |= {"ranks": core.world.size, "replicas": core.world.replicas}
+    (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
+
+
+def read_state(directory: Path) -> Restore:
+    """What the ranks are to take over.
+
+    Raises:
+        CheckpointCorrupt: nothing says so, or it is of a backend of another kind.
+    """
+    try:
+        state = json.loads((directory / STATE_FILE).read_text())
+        kind, steps = str(state["kind"]), int(state["steps"])
+        if kind == TorchBackend.kind:
+            return Restore(str(directory), kind, steps, parts.flat_steps(directory / TENSOR_FILE))
+        if kind == KIND:
+            return Restore(str(directory), kind, steps, int(state["optimizer_steps"]))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointCorrupt(f"{directory / STATE_FILE}: {error}; resume from another checkpoint") from error
+    raise CheckpointCorrupt(
+        f"{directory}: holds the state of trainer.backend {kind!r}, and fsdp reads that of fsdp and torch; resume with "
+        "the job as it was, or begin a new run"
+    )
+
+
+def export(core: FsdpCore, rows: Path, directory: Path, model_path: Path) -> None:
+    """Write the whole weights, which the ranks have written to the file ``rows``, as a Hugging Face directory."""
+    data = torch.from_file(str(rows), shared=False, size=core.rows.total_bytes, dtype=torch.uint8)
+    weights = {
+        entry.name: data[entry.offset_bytes : entry.offset_bytes + entry.length_bytes]
+        .view(getattr(torch, entry.dtype))
+        .view(entry.shape)
+        for entry in core.rows.entries
+    }
+    model: Any = core.model
+    with as_it_was(model):
+        model.save_pretrained(directory, state_dict=weights, safe_serialization=True)
+    model.config.dtype = getattr(torch, core.dtype)  # it was that of the master weights
+    model.config.save_pretrained(directory)
+    copy_tokenizer(model_path, directory)

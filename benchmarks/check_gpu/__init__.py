@@ -1,0 +1,1 @@
+"""``make check-gpu``: whether what runs on a CPU runs on the device of this machine."""

@@ -1,0 +1,67 @@
+"""Which processes of a job are given a device of their node.
+
+    one        trainer · rollout workers · a ranker on CUDA · rewards by a reward model        unless on the CPU
+    none       weights · gateway · rewards by rule or over HTTP: nothing there computes, and a library that only looks
+               for a device would take half a gigabyte of its memory
+    sees all   rewards and environments that run the user's own code, which may bring a model of its own. Nobody can
+               know, so it takes none from others, and nothing that works today is hidden from it
+
+What is simulated computes nothing either. ``auto`` counts as a device: torch decides inside the process, and one that
+finds none there leaves its place empty.
+"""
+
+from __future__ import annotations
+
+from configs.schema import JobConfig
+from configs.services import ServiceConfig
+from configs.validation import Finding
+
+
+def devices_wanted(job: JobConfig, role: str) -> int | None:
+    """How many devices a process of ``role`` is given, on a node that has any; None: it sees all, and takes none."""
+    match role:
+        case "trainer":
+            trainer = job.trainer
+            return int(trainer.service is None and trainer.backend != "simulated" and trainer.device != "cpu")
+        case "rollout":
+            return int(job.rollout.engine != "simulated" and job.rollout.device != "cpu")
+        case "ranker":
+            return int(job.rollout.ranker_device != "cpu")
+        case "rewards":
+            return _by_rewards(job)
+        case "environments":
+            return None
+        case _:
+            return 0
+
+
+def devices_wanted_by_service(service: ServiceConfig) -> int:
+    """The same of a training service: it is the trainer of all of its jobs."""
+    return int(service.backend != "simulated" and service.device != "cpu")
+
+
+def device_problems(job: JobConfig, here: int) -> list[Finding]:
+    """Keys of ``job`` that want more devices of the head's machine than the ``here`` that it has.
+
+    A machine without any computes ranks on its cores. What other machines have is known when they join: none is chosen
+    that has too few (``Nodes.choose``).
+    """
+    found: list[Finding] = []
+    ranks = job.rollout.tensor_parallel
+    if ranks > here > 0 and devices_wanted(job, "rollout") and _generates_here(job):
+        wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"
+        found.append(("rollout.tensor_parallel", wrong, f"Set it to at most {here}, or let others generate (nodes)"))
+    return found
+
+
+def _generates_here(job: JobConfig) -> bool:
+    """Whether the head's machine has rollout workers, or has them while no other machine is there."""
+    place = job.cluster.place_rollout
+    return job.rollout.workers > 0 and (place in ("local", "elastic") or (place == "spread" and not job.cluster.nodes))
+
+
+def _by_rewards(job: JobConfig) -> int | None:
+    rewards = [reward for _, reward in job.reward.each]
+    if any(reward.kind == "model" and reward.device != "cpu" for reward in rewards):
+        return 1  # several models share it, as one process on one device
+    return None if any(reward.kind == "function" for reward in rewards) else 0

@@ -1,0 +1,119 @@
+"""The API server, asked by lightkube: the one file that knows this library, and is loaded where a job asks for pods."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2  # pyright: ignore[reportMissingImports] - an optional extra
+import msgspec
+from lightkube import ApiError, AsyncClient, KubeConfig  # pyright: ignore[reportMissingImports] - an optional extra
+from lightkube.core.exceptions import ConfigError  # pyright: ignore[reportMissingImports] - an optional extra
+from lightkube.resources.coordination_v1 import Lease  # pyright: ignore[reportMissingImports] - an optional extra
+from lightkube.resources.core_v1 import Pod as PodResource  # pyright: ignore[reportMissingImports] - an optional extra
+
+from configs.kubernetes_schema import KubernetesConfig
+from configs.limits import Limits
+from supervisors.providers.kubernetes.api import ApiAway, ApiRefused, Pod
+from supervisors.tree.errors import ProviderError
+
+_AWAY: Final = 500
+"""Codes from here on, and 429, say that the server cannot answer now."""
+_TOO_MANY: Final = 429
+
+
+class LightkubeApi:
+    """It is one namespace of a cluster, as ``api.ClusterApi`` says."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    @classmethod
+    def of(
+        cls,
+        config: KubernetesConfig,
+        limits: Limits,
+        *,
+        kubeconfig: Path | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> LightkubeApi:
+        """The cluster that ``config`` names, by the ServiceAccount of this pod or a kubeconfig.
+
+        Raises:
+            ProviderError: there is no such configuration.
+        """
+        timeout = httpx2.Timeout(limits.cluster_answer_s)
+        try:
+            found = KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
+            one = found.get(config.context)
+            return cls(AsyncClient(one, namespace=config.namespace, timeout=timeout, transport=transport, lazy=False))
+        except (ConfigError, OSError, ValueError, KeyError, AssertionError) as error:  # the last for a missing user
+            raise ProviderError(
+                f"no Kubernetes cluster is configured: {error}; set KUBECONFIG or provider.kubernetes.context, or run "
+                "the head in a pod with a ServiceAccount"
+            ) from error
+
+    @property
+    def namespace(self) -> str:
+        return str(self._client.namespace)
+
+    async def create(self, pod: Pod) -> None:
+        with _told():
+            await self._client.create(PodResource.from_dict(pod))
+
+    async def delete(self, name: str, grace_s: int) -> None:
+        with _told():
+            await self._client.delete(PodResource, name, grace_period=grace_s)
+
+    async def list(self, labels: Mapping[str, str]) -> tuple[list[Pod], str]:
+        with _told():
+            found = self._client.list(PodResource, labels=dict(labels))
+            pods = [pod.to_dict() async for pod in found]
+            return pods, str(found.resourceVersion)
+
+    async def watch(self, labels: Mapping[str, str], version: str, timeout_s: float) -> AsyncIterator[tuple[str, Pod]]:
+        with _told():
+            async for what, pod in self._client.watch(
+                PodResource, labels=dict(labels), resource_version=version, server_timeout=max(1, int(timeout_s))
+            ):
+                yield str(what), pod.to_dict()
+
+    async def get_lease(self, name: str) -> dict[str, Any]:
+        with _told():
+            return (await self._client.get(Lease, name)).to_dict()
+
+    async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
+        with _told():
+            return (await self._client.create(Lease.from_dict(lease))).to_dict()
+
+    async def replace_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
+        with _told():
+            return (await self._client.replace(Lease.from_dict(lease))).to_dict()
+
+    async def delete_lease(self, name: str) -> None:
+        with _told():
+            await self._client.delete(Lease, name)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """The library's errors as ours."""
+    try:
+        yield
+    except ApiError as error:
+        code, message = int(error.status.code or 0), " ".join(str(error.status.message).split())
+        if code >= _AWAY or code == _TOO_MANY:
+            raise ApiAway(message) from error
+        raise ApiRefused(code, message, str(error.status.reason or "")) from error
+    except httpx2.HTTPStatusError as error:  # a proxy's, or a server that is starting: no Status in its body
+        code = error.response.status_code
+        if code >= _AWAY or code == _TOO_MANY:
+            raise ApiAway(str(error)) from error
+        raise ApiRefused(code, str(error)) from error
+    except (httpx2.HTTPError, msgspec.MsgspecError) as error:
+        raise ApiAway(f"{type(error).__name__}: {error}".rstrip(": ")) from error

@@ -1,0 +1,354 @@
+"""The provider ``kubernetes``: each machine is a pod that runs one ``headrace node``.
+
+    open ─▶ claim ─▶ pods of former lives removed ─▶ list, watch, list …
+    start ─▶ create ─▶ Pending ─(start_s)─▶ Running ─▶ the node joins
+    notice ─▶ delete with a grace period ─▶ SIGTERM ─▶ it leaves ─▶ SIGKILL          kill ─▶ delete without one
+    the cluster takes a pod back ─▶ SIGTERM, its grace period is the notice ─▶ told as ``taken``
+
+Invariants
+- An end is what the API server has shown: a pod that has ended, or is in the list no longer. A server that does not
+  answer is no news, and requests are made again once it does.
+- A watch lasts ``limits.cluster_list_s`` at most; then all pods are listed, so nothing is missed for longer than that.
+- Whatever ends, its pod is deleted: a pod that has ended, cannot start or is late leaves nothing behind.
+- Only pods of this run are touched, and by the head alone that holds its claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import secrets
+from dataclasses import dataclass, field
+from typing import Final
+
+from actors.core.context import named_rng
+from actors.core.patience import Patience
+from configs.kubernetes_schema import KubernetesConfig
+from configs.limits import Limits
+from configs.schema import JobConfig
+from supervisors.providers.base import BookedProvider, log
+from supervisors.providers.kubernetes.api import CONFLICT, GONE, NOT_FOUND, ApiAway, ApiRefused, ClusterApi, Pod
+from supervisors.providers.kubernetes.claim import Claim
+from supervisors.providers.kubernetes.pods import DELETED, RUN, Order, Owner, manifest, read
+from supervisors.tree.errors import ProviderError
+
+_POD_NAME: Final = "HEADRACE_POD_NAME"
+_POD_UID: Final = "HEADRACE_POD_UID"
+"""Variables of the head's own pod, which the manifest in ``deploy/`` sets: its pods go when it goes."""
+_CLUSTER: Final = "the cluster"
+"""Name under which news are told that are about no machine."""
+
+
+@dataclass
+class _Machine:
+    pod: str
+    made: bool = False
+    """True once the API server is known to have it."""
+    asked_before: bool = False
+    """True if it was asked for and no answer came: it may be there."""
+    grace_s: int | None = None
+    """Grace period with which it is to be deleted; None: it is to stay."""
+    words: str = ""
+    late: asyncio.TimerHandle | None = None
+    """Timer that runs while it does not run yet."""
+    overdue: asyncio.TimerHandle | None = None
+    """Timer that runs while the cluster takes it away."""
+    work: asyncio.Task[None] | None = field(default=None, repr=False)
+    """Request for it that is under way."""
+
+
+class KubernetesProvider(BookedProvider):
+    """This provider starts pods. Create it on the running loop, and ``open`` it.
+
+    Args:
+        join: the head's endpoint, as pods reach it.
+        notice_s: grace period of the pods, and the notice that their nodes know of.
+    """
+
+    def __init__(
+        self,
+        config: KubernetesConfig,
+        api: ClusterApi,
+        owner: Owner,
+        *,
+        join: str,
+        slots: int,
+        notice_s: float,
+        limits: Limits,
+    ) -> None:
+        super().__init__()
+        self._config, self._api, self._owner, self._limits = config, api, owner, limits
+        self._join, self._slots, self._notice_s = join, slots, notice_s
+        self._close_window_s = limits.stop_timeout_s
+        self._claim = Claim(api, owner, limits)
+        self._machines: dict[str, _Machine] = {}
+        self._node_of: dict[str, str] = {}
+        self._number = 0
+        self._lives: list[asyncio.Task[None]] = []
+        """Tasks that run from ``open`` to ``close``."""
+        self._cleaning: dict[str, asyncio.Task[None]] = {}
+        """Deletions, by pod, of those whose end has been told or that are nobody's."""
+        self._refused = "the provider has not been opened"
+        """Sentence on why nothing can be started; empty while it can."""
+        self._is_away = False
+
+    @classmethod
+    def of(cls, job: JobConfig, join: str, mark: str) -> KubernetesProvider:
+        """The one that ``job`` asks for.
+
+        Raises:
+            ProviderError: lightkube is not installed, or no cluster is configured.
+        """
+        config, limits = job.provider.kubernetes, job.limits
+        assert config is not None, "the checks of the job file ask for it"
+        try:
+            from supervisors.providers.kubernetes.lightkube_api import LightkubeApi
+        except ImportError as error:
+            raise ProviderError(
+                f"provider.kind is kubernetes, which needs lightkube: pip install 'headrace[kubernetes]' ({error})"
+            ) from error
+        pod = os.environ.get(_POD_NAME, ""), os.environ.get(_POD_UID, "")
+        owner = Owner(job.name, mark, secrets.token_hex(2), pod if all(pod) else None)
+        api, provider = LightkubeApi.of(config, limits), job.provider
+        return cls(config, api, owner, join=join, slots=provider.slots, notice_s=provider.notice_s, limits=limits)
+
+    async def open(self) -> None:
+        """Own this run's pods, and remove those that a former life of it has left.
+
+        Raises:
+            ProviderError: another head owns them, or the cluster refuses or does not answer.
+        """
+        namespace = self._api.namespace
+        try:
+            await self._claim.take()
+            left, _ = await self._api.list(self._owner.selector)
+            for pod in left:
+                self._clean(pod["metadata"]["name"])
+        except ApiRefused as error:
+            raise ProviderError(f"the cluster refuses to look after pods in namespace {namespace}: {error}") from error
+        except ApiAway as error:
+            raise ProviderError(f"the cluster's API server does not answer: {error}") from error
+        if left:
+            log.warning("pods of a former life are removed", pods=[pod["metadata"]["name"] for pod in left])
+        self._refused = ""
+        self._lives = [
+            asyncio.create_task(self._follow(), name="watch of the pods"),
+            asyncio.create_task(self._claim.keep(self._lost), name="claim of the pods"),
+        ]
+
+    def notice(self, node: str, window_s: float) -> None:
+        if (machine := self._machines.get(node)) is not None and machine.grace_s != 0:
+            machine.grace_s = max(1, math.ceil(window_s))  # the base's timer ends it on time
+        super().notice(node, window_s)
+
+    async def close(self) -> None:
+        await super().close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._close_window_s):
+                while self._cleaning:
+                    await next(iter(self._cleaning.values()))
+        if self._machines or self._cleaning:
+            where = f"kubectl delete pods -n {self._api.namespace} -l {RUN}={self._owner.mark}"
+            self.on_news(_CLUSTER, f"pods may be left, since it does not answer; remove them with {where}")
+        for task in [*self._lives, *self._cleaning.values(), *(machine.work for machine in self._machines.values())]:
+            if task is not None:
+                task.cancel()
+        if self._lives:
+            self._lives = []
+            with contextlib.suppress(ApiAway, ApiRefused):
+                await self._claim.release()
+            await self._api.close()
+
+    # ------------------------------------------------------------ what BookedProvider asks for
+
+    def _begin(self, node: str, kind: str) -> None:
+        if self._refused:
+            raise ProviderError(f"{node} cannot be started: {self._refused}")
+        self._number += 1
+        machine = _Machine(self._owner.pod_name(self._number))
+        order = Order(node, kind, self._join, self._slots, self._notice_s)
+        pod = manifest(self._config, self._owner, order, machine.pod)
+        self._machines[node], self._node_of[machine.pod] = machine, node
+        machine.late = asyncio.get_running_loop().call_later(self._config.start_s, self._is_late, node)
+        machine.work = asyncio.create_task(self._make(node, machine, pod), name=f"create {machine.pod}")
+
+    def _tell_to_go(self, node: str) -> None:
+        self._remove_soon(node)
+
+    def _take_away(self, node: str) -> None:
+        if (machine := self._machines.get(node)) is not None:
+            machine.grace_s = 0
+            self._remove_soon(node)
+
+    # ------------------------------------------------------------ requests
+
+    async def _make(self, node: str, machine: _Machine, pod: Pod) -> None:
+        patience = self._patience(node)
+        while machine.grace_s is None and node in self._machines:
+            try:
+                await self._api.create(pod)
+            except ApiAway as error:
+                machine.asked_before, machine.words = True, str(error)
+            except ApiRefused as error:
+                if error.reason != "Conflict":  # of a quota that others count in as well: it says to try again
+                    if error.code != CONFLICT or not machine.asked_before:
+                        self._gone(node, str(error))
+                        return
+                    break  # the answer to an earlier request was lost
+            else:
+                machine.words = ""
+                break
+            await patience.again()
+        machine.made = machine.grace_s is None
+        machine.work = None
+        if machine.grace_s is not None:
+            self._remove_soon(node)
+
+    def _remove_soon(self, node: str) -> None:
+        """As soon as it is known whether the pod is there; a second order takes the place of the first."""
+        machine = self._machines[node]
+        if machine.work is not None:
+            if machine.work.get_name().startswith("create"):
+                return  # which sees to it
+            machine.work.cancel()
+        machine.work = asyncio.create_task(self._remove(node, machine), name=f"delete {machine.pod}")
+
+    async def _remove(self, node: str, machine: _Machine) -> None:
+        assert machine.grace_s is not None, "told to go"
+        if not await self._delete(machine.pod, machine.grace_s) and node in self._machines:
+            self._gone(node, machine.words)
+
+    async def _delete(self, pod: str, grace_s: int) -> bool:
+        """Ask until there is an answer; whether it was there."""
+        patience = self._patience(pod)
+        while True:
+            try:
+                await self._api.delete(pod, grace_s)
+                return True
+            except ApiAway:
+                await patience.again()
+            except ApiRefused as error:
+                if error.code != NOT_FOUND:
+                    self.on_news(_CLUSTER, f"the pod {pod} cannot be deleted: {error}")
+                return False
+
+    def _clean(self, pod: str) -> None:
+        """Delete a pod whose end has been told, or that is nobody's."""
+
+        async def clean() -> None:
+            await self._delete(pod, 0)
+            del self._cleaning[pod]
+
+        if pod not in self._cleaning:
+            self._cleaning[pod] = asyncio.create_task(clean(), name=f"delete {pod}")
+
+    def _patience(self, name: str) -> Patience:
+        return Patience(self._limits, named_rng(0, "kubernetes", name))
+
+    # ------------------------------------------------------------ what the cluster shows
+
+    async def _follow(self) -> None:
+        patience = self._patience("watch")
+        while True:
+            try:
+                version = await self._list()
+                patience.begin_anew()
+                async with asyncio.timeout(self._limits.cluster_list_s):
+                    await self._watch(version)
+            except TimeoutError:
+                continue
+            except ApiRefused as error:
+                if error.code != GONE:
+                    self._say_away(f"pods cannot be seen any more: {error}")
+                await patience.again()
+            except ApiAway as error:
+                self._say_away(f"its API server does not answer; what runs goes on ({error})")
+                await patience.again()
+
+    async def _list(self) -> str:
+        made = [node for node, machine in self._machines.items() if machine.made]
+        pods, version = await self._api.list(self._owner.selector)
+        if self._is_away:
+            self._is_away = False
+            self.on_news(_CLUSTER, "its API server answers again")
+        names = {pod["metadata"]["name"] for pod in pods}
+        for pod in pods:
+            self._look(pod, is_gone=False)
+        for name in names.difference(self._node_of):
+            self._clean(name)  # its end has been told, or the answer to its request was given up
+        for node in made:
+            if (machine := self._machines.get(node)) is not None and machine.pod not in names:
+                self._gone(node, machine.words or DELETED, taken=True)
+        return version
+
+    async def _watch(self, version: str) -> None:
+        changes = self._api.watch(self._owner.selector, version, self._limits.cluster_list_s)
+        async with contextlib.aclosing(changes):  # type: ignore[type-var]  it is a generator
+            async for what, pod in changes:
+                self._look(pod, is_gone=what == "DELETED")
+
+    def _look(self, pod: Pod, *, is_gone: bool) -> None:
+        reading = read(pod)
+        node = self._node_of.get(reading.name)
+        if node is None:
+            return  # of a former life, or its end has been told
+        machine = self._machines[node]
+        machine.made = True
+        if reading.ended or is_gone:
+            if not is_gone:
+                self._clean(machine.pod)
+            why = reading.words or machine.words or DELETED
+            self._gone(node, why, taken=reading.taken or is_gone)
+            return
+        if reading.runs and machine.late is not None:
+            machine.late.cancel()
+        if machine.grace_s is not None:
+            return  # asked to go by us
+        if reading.hopeless:
+            self._give_up(node, reading.words)
+        elif reading.leaves_s is not None:
+            self._expect_end(node, machine, reading.leaves_s)
+        if reading.words and reading.words != machine.words and node in self._machines:
+            machine.words = reading.words
+            self.on_news(node, reading.words)
+
+    def _expect_end(self, node: str, machine: _Machine, leaves_s: float) -> None:
+        """The cluster has told it to go. A kubelet that is lost cannot say that it has gone."""
+        if machine.overdue is None:
+            late_s = leaves_s + self._limits.cluster_end_s
+            machine.overdue = asyncio.get_running_loop().call_later(late_s, self._give_up, node, machine.words)
+
+    def _is_late(self, node: str) -> None:
+        machine = self._machines[node]
+        if machine.grace_s is None:
+            why = machine.words or "the cluster says nothing about it"
+            self._give_up(node, f"its pod did not run within {self._config.start_s:g} s: {why}")
+
+    def _give_up(self, node: str, words: str) -> None:
+        machine = self._machines[node]
+        taken = machine.overdue is not None
+        if machine.work is not None:
+            machine.work.cancel()
+        self._clean(machine.pod)
+        self._gone(node, words, taken=taken)
+
+    def _gone(self, node: str, words: str, *, taken: bool = False) -> None:
+        machine = self._machines.pop(node)
+        del self._node_of[machine.pod]
+        for timer in (machine.late, machine.overdue):
+            if timer is not None:
+                timer.cancel()
+        self._ended(node, "taken" if taken else "failed", words)
+
+    def _lost(self, why: str) -> None:
+        """Another head owns the pods: nothing is started any more."""
+        self._refused = why
+        self.on_news(_CLUSTER, why)
+
+    def _say_away(self, words: str) -> None:
+        if not self._is_away:
+            self._is_away = True
+            log.warning("the cluster is away", why=words)
+            self.on_news(_CLUSTER, words)

@@ -1,0 +1,165 @@
+"""Recoveries: rounds of stopping, waiting and starting, one at a time for children that share their fate.
+
+    request ─▶ pending, joined with what waits there ─▶ round: stop ─ wait ─ start ─▶ the next round, if any is pending
+
+Invariants
+- Under one_for_all and rest_for_one all children are one circle; under one_for_one each group is one, and whoever
+  stands alone is recovered at once, beside all others.
+- A group is started as it is stopped, all at once. A start under way is given up once another of its group has ended:
+  it may be waiting for just that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from supervisors.tree.child_record import Child
+from supervisors.tree.restart_budget import ExitCause
+
+
+@dataclass
+class Recovery:
+    """A recovery is one round: stop these, wait, start those."""
+
+    stop: list[str]
+    start: list[str]
+    delay_s: float
+    failed: bool
+    """Whether an end that led to it was held against the supervisor's budget."""
+    cause: ExitCause | None
+    """How the child ended for whose sake others are stopped and not started again."""
+
+    def __init__(
+        self,
+        stop: Sequence[str] = (),
+        start: Sequence[str] = (),
+        delay_s: float = 0.0,
+        *,
+        failed: bool = False,
+        cause: ExitCause | None = None,
+    ) -> None:
+        self.stop, self.start, self.delay_s = list(stop), list(start), delay_s
+        self.failed, self.cause = failed, cause
+
+    def joined(self, other: Recovery) -> Recovery:
+        return Recovery(
+            self.stop + other.stop, self.start + other.start, max(self.delay_s, other.delay_s),
+            failed=self.failed or other.failed, cause=other.cause or self.cause,
+        )  # fmt: skip
+
+    def part(self, names: Collection[str]) -> Recovery:
+        """What of it is about ``names``."""
+        stop, start = ([name for name in listed if name in names] for listed in (self.stop, self.start))
+        return Recovery(stop, start, self.delay_s, failed=self.failed, cause=self.cause)
+
+
+class Rounds:
+    """Does what one supervisor wants recovered.
+
+    Args:
+        children: the supervisor's own, in their order.
+        together: whether they are independent, but for groups.
+        begin: has a task run, under a name.
+        stop, start: one child.
+        ended: said of a child that was stopped for its group and stays away, with the cause.
+        now, sleep: the clock.
+    """
+
+    def __init__(
+        self,
+        children: dict[str, Child],
+        *,
+        together: bool,
+        begin: Callable[[Coroutine[Any, Any, None], str], object],
+        stop: Callable[[Child], Awaitable[None]],
+        start: Callable[[Child], Coroutine[Any, Any, None]],
+        ended: Callable[[Child, ExitCause], None],
+        now: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._children, self._together = children, together
+        self._begin, self._stop, self._start, self._ended = begin, stop, start, ended
+        self._now, self._sleep = now, sleep
+        self._pending: dict[str, Recovery] = {}
+        """Circle → its next round: a group's name, or "" for all children under the strategies that have no groups."""
+        self._running: set[str] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Begin no further round, nor the rest of one."""
+        self._closed = True
+
+    def has_failed(self, group: str) -> bool | None:
+        """Whether a round that waits to begin for ``group`` has cost budget; None: none waits."""
+        pending = self._pending.get(group)
+        return pending.failed if pending is not None else None
+
+    def request(self, recovery: Recovery) -> None:
+        """Have it done, part by part."""
+        if not self._together:
+            self._join("", recovery)
+            return
+        groups: dict[str, list[str]] = {}
+        for name, child in self._children.items():
+            groups.setdefault(child.spec.group, []).append(name)
+        for group, names in groups.items():
+            part = recovery.part(names)
+            if group and (part.stop or part.start):
+                for name in part.stop:
+                    self._children[name].cut_start(self._now())
+                self._join(group, part)
+            elif part.stop or part.start:
+                self._begin(self._alone(part), f"start {','.join(part.start)}")
+
+    def _join(self, circle: str, recovery: Recovery) -> None:
+        pending = self._pending.get(circle)
+        self._pending[circle] = recovery if pending is None else pending.joined(recovery)
+        if circle not in self._running:
+            self._running.add(circle)
+            self._begin(self._in_rounds(circle), f"recover {circle}")
+
+    async def _alone(self, recovery: Recovery) -> None:
+        await self._recover("", recovery)
+
+    async def _in_rounds(self, circle: str) -> None:
+        try:
+            while circle in self._pending and not self._closed:
+                left = await self._recover(circle, self._pending.pop(circle))
+                if left and circle in self._pending:
+                    self._pending[circle] = self._pending[circle].joined(Recovery(start=left))
+        finally:
+            self._running.discard(circle)
+
+    async def _recover(self, circle: str, recovery: Recovery) -> list[str]:
+        """Stop, wait, start. Returns the names that were not started because another end came in between."""
+        stopped = [self._children[name] for name in self._in_order(recovery.stop)[::-1]]
+        if self._together:
+            await asyncio.gather(*(self._stop(child) for child in stopped))
+        for child in stopped:
+            await self._stop(child)
+            if child.spec.name not in recovery.start:
+                child.settled.set()
+                if recovery.cause is not None:
+                    self._ended(child, recovery.cause)
+        if recovery.delay_s > 0:
+            await self._sleep(recovery.delay_s)
+        names = self._in_order(recovery.start)
+        if self._together:
+            async with asyncio.TaskGroup() as starts:
+                for name in names:
+                    starts.create_task(self._start(self._children[name]))
+            return []
+        for index, name in enumerate(names):
+            if circle in self._pending or self._closed:
+                return names[index:]
+            child = self._children.get(name)
+            if child is not None:
+                await self._start(child)
+        return []
+
+    def _in_order(self, names: Sequence[str]) -> list[str]:
+        wanted = set(names)
+        return [name for name in self._children if name in wanted]

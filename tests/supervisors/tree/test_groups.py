@@ -1,0 +1,188 @@
+"""Groups of children under one_for_one: they end together, start together, and are counted as one child."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from actors.core.context import Context
+from supervisors.tree.children import ChildSpec, Running
+from supervisors.tree.errors import SupervisorGaveUp
+from supervisors.tree.restart_budget import ExitCause, RestartPolicy
+from supervisors.tree.strategies import Strategy
+from tests.supervisors.tree.test_supervisor import LIMITS, House
+
+
+class GroupHouse(House):
+    """``a`` stands alone; ``f`` and ``l`` are a group, of which ``l`` leads."""
+
+    def __init__(self, names: str = "afl", **options: Any) -> None:
+        super().__init__(Strategy.ONE_FOR_ONE, names, **options)
+
+    def spec(self, name: str) -> ChildSpec:
+        spec = super().spec(name)
+        return dataclasses.replace(spec, group="group" if name in "fl" else "")
+
+    def told(self, kind: str) -> list[str]:
+        return [event.child for event in self.events if event.kind == kind]
+
+
+async def test_the_end_of_one_restarts_its_group_and_leaves_others_alone():
+    async with GroupHouse() as house:
+        await house.supervisor.ready(5)
+        house.diary.clear()
+        house.end("f")
+        await house.until("started", "f", 2)
+        await house.until("started", "l", 2)
+        assert house.diary[:2] == ["-f", "-l"] and sorted(house.diary[2:]) == ["+f", "+l"]
+        assert house.told("restarting") == ["f"]
+
+
+async def test_two_ends_at_once_are_one_recovery_and_one_unit_of_budget():
+    async with GroupHouse() as house:
+        for count in range(1, LIMITS.restart_max + 1):
+            await house.until("started", "f", count)
+            await house.until("started", "l", count)
+            house.supervisor.progressed()
+            house.end("f")
+            house.end("l")
+        await house.until("started", "f", LIMITS.restart_max + 1)
+        await house.until("started", "l", LIMITS.restart_max + 1)
+        assert len(house.told("restarting")) == LIMITS.restart_max
+        assert house.diary.count("+f") == house.diary.count("+l") == LIMITS.restart_max + 1
+
+
+async def test_a_group_whose_members_fail_in_turn_is_in_one_crash_loop():
+    async with GroupHouse(limits=LIMITS.model_copy(update={"restart_window_s": 1e-6})) as house:
+        for count in range(1, LIMITS.restart_max + 2):
+            await house.until("started", "f", count)
+            await house.until("started", "l", count)
+            house.end("fl"[count % 2])
+        end = await house.system.wait_stopped("fleet")
+        assert "it ended 4 times in a row without a step in between" in str(end.error)
+
+
+async def test_an_end_that_is_held_against_nobody_lends_its_excuse_to_no_crash():
+    """A member that is preempted and one that crashes at the same time: the crash is counted."""
+    async with GroupHouse() as house:
+        for count in range(1, LIMITS.restart_max + 2):
+            await house.until("started", "f", count)
+            await house.until("started", "l", count)
+            house.supervisor.progressed()
+            house.end("f", "preempted")
+            house.end("l")
+        end = await house.system.wait_stopped("fleet")
+        assert "3 restarts in 60 s are used up" in str(end.error)
+
+
+async def test_a_permanent_error_of_the_second_to_end_is_met_once():
+    async with GroupHouse() as house:
+        await house.supervisor.ready(5)
+        house.end("f")
+        house.end("l", "for good")
+        end = await house.system.wait_stopped("fleet")
+        assert "gave up on l: NoSuchModel: model.path: nothing is there" in str(end.error)
+        assert house.diary.count("+l") == 1
+
+
+async def test_members_start_at_once_and_a_start_that_waits_for_another_is_given_up_when_that_one_has_ended():
+    """The leader is ready once it has met the follower, which ends before that."""
+    async with GroupHouse("") as house:
+        met = asyncio.Event()
+        given_up: list[str] = []
+        leader = house.spec("l")
+
+        async def start(context: Context) -> Running:
+            try:
+                await met.wait()
+            except asyncio.CancelledError:
+                given_up.append("l")
+                raise
+            return await leader.start(context)
+
+        house.supervisor.add_children([house.spec("f"), dataclasses.replace(leader, start=start)])
+        await house.until("started", "f")
+        assert house.told("started") == ["f"]
+        house.end("f")
+        await house.until("started", "f", 2)
+        met.set()
+        await house.until("started", "l")
+        assert given_up == ["l"] and house.told("start_failed") == []
+
+
+async def test_a_member_that_cannot_start_has_the_others_begin_anew_with_it():
+    async with GroupHouse("") as house:
+        fails = [True]
+        follower = house.spec("f")
+
+        async def start(context: Context) -> Running:
+            if fails[0]:
+                fails[0] = False
+                raise OSError("no room")
+            return await follower.start(context)
+
+        house.supervisor.add_children([dataclasses.replace(follower, start=start), house.spec("l")])
+        await house.until("started", "f")
+        await house.supervisor.ready(5)
+        assert house.diary.count("+l") - house.diary.count("-l") == 1
+        assert {info.state for info in house.supervisor.snapshot()} == {"running"}
+
+
+async def test_who_ends_for_good_takes_its_group_along():
+    async with GroupHouse(f={"restart": RestartPolicy.TRANSIENT}, l={"restart": RestartPolicy.TRANSIENT}) as house:
+        await house.supervisor.ready(5)
+        house.end("l", "completed")
+        assert (await house.until("ended", "f")).cause is ExitCause.COMPLETED
+        assert house.supervisor.running("f") is None and house.supervisor.running("a") is not None
+        await house.supervisor.ready(5)
+
+
+async def test_of_a_temporary_group_each_is_told_to_have_ended_by_the_same_cause():
+    async with GroupHouse(f={"restart": RestartPolicy.TEMPORARY}, l={"restart": RestartPolicy.TEMPORARY}) as house:
+        await house.supervisor.ready(5)
+        house.end("f")
+        assert (await house.until("ended", "l")).cause is ExitCause.CRASHED
+        await house.supervisor.remove_child("l")
+        house.supervisor.add_children([house.spec("f"), house.spec("l")])
+        await house.until("started", "l", 2)
+        await house.until("started", "f", 2)
+
+
+async def test_a_group_is_removed_by_the_name_of_any_member_its_last_one_first():
+    async with GroupHouse() as house:
+        await house.supervisor.ready(5)
+        house.diary.clear()
+        await house.supervisor.remove_child("l")
+        assert house.diary == ["-l", "-f"]
+        assert [info.name for info in house.supervisor.snapshot()] == ["a"]
+
+
+async def test_a_group_that_is_removed_while_it_starts_leaves_nothing_behind():
+    async with GroupHouse("") as house:
+        started = asyncio.Event()
+
+        async def start(_: Context) -> Running:
+            started.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        house.supervisor.add_children([house.spec("f"), dataclasses.replace(house.spec("l"), start=start)])
+        await started.wait()
+        await house.until("started", "f")
+        async with asyncio.timeout(1):
+            await house.supervisor.remove_child("l")
+        assert house.diary == ["+f", "-f"] and house.supervisor.snapshot() == []
+
+
+async def test_a_group_that_gives_up_stops_everybody():
+    async with GroupHouse() as house:
+        await house.supervisor.ready(5)
+        house.end("f", "for good")
+        end = await house.system.wait_stopped("fleet")
+        assert isinstance(end.error, SupervisorGaveUp)
+        assert all(house.diary.count(f"+{name}") == house.diary.count(f"-{name}") for name in "afl")
+        with pytest.raises(SupervisorGaveUp):
+            await house.supervisor.ready(5)
