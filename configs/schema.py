@@ -262,12 +262,9 @@ class SpotConfig(Section):
     speed: PositiveFloat = 1.0
     """The trace runs this much faster than it was recorded."""
     notice_s: Annotated[float, Field(ge=0)] = 0.0
-    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
-    is still there after it is told to go, which is the partition's ``GraceTime``. ``kubernetes``: the grace period of
-    its pods."""
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none."""
     nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` and ``kubernetes`` need it: so many
-    are kept."""
+    """Machines taken at most, of those that the trace offers; unset: all."""
 
 
 class ProviderConfig(SpotConfig):
@@ -281,6 +278,13 @@ class ProviderConfig(SpotConfig):
     slurm: SlurmConfig = SlurmConfig()
     kubernetes: KubernetesConfig | None = None
     """``kubernetes``: what its pods are; needed there."""
+    notice_s: Annotated[float, Field(ge=0)] = 0.0
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
+    is still there after it is told to go, which is the partition's ``GraceTime``. ``kubernetes``: the grace period of
+    its pods."""
+    nodes_max: PositiveInt | None = None
+    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` and ``kubernetes`` need it: so many
+    are kept."""
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"

@@ -16,8 +16,9 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -112,14 +113,12 @@ class SlurmProvider(BookedProvider):
 
     async def _run(self) -> None:
         while True:
-            for part in (self._submit, self._pass_on, self._look):
-                try:
-                    await part()
-                except SlurmError as error:  # an order for what is just over, or a controller that is away
-                    self._note(str(error))
-                except Exception as error:  # noqa: BLE001  whatever it is, the other jobs are still to be looked after
-                    log.exception("looking after slurm's jobs failed")
-                    self.on_news("slurm", f"looking after its jobs failed: {error!r}")
+            with self._noting():
+                await self._submit()
+            with self._noting():
+                await self._pass_on()
+            with self._noting():
+                await self._look()
             self._woken.clear()
             busy = any(machine.order or machine.refused for machine in self._machines.values())
             try:
@@ -128,10 +127,18 @@ class SlurmProvider(BookedProvider):
             except TimeoutError:
                 pass
 
-    def _note(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            log.warning("slurm does not answer as it should", said=trouble)
-            self._trouble = trouble
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """What fails here is tried again at the next turn."""
+        try:
+            yield
+        except SlurmError as error:  # an order for what is just over, or a controller that is away
+            if (trouble := str(error)) != self._trouble:
+                log.warning("slurm does not answer as it should", said=trouble)
+                self._trouble = trouble
+        except Exception as error:  # noqa: BLE001 (whatever it is, the other jobs are still to be looked after)
+            log.exception("looking after slurm's jobs failed")
+            self.on_news("slurm", f"looking after its jobs failed: {error!r}")
 
     async def _submit(self) -> None:
         """Start what is new. What fails is decided by the next look: the job may be there."""

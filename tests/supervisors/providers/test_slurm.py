@@ -171,6 +171,20 @@ def test_a_job_that_waits_says_why_once_and_is_cancelled_when_it_is_told_to_go()
     play(scene)
 
 
+def test_jobs_that_wait_or_were_never_heard_of_are_gone_after_the_close() -> None:
+    """``play`` looks: nothing of ours is alive then."""
+
+    async def scene(place: Place) -> None:
+        place.slurm.queue = ("PENDING", "Priority")
+        place.provider.start("a", "spot")
+        await asyncio.sleep(3)
+        place.slurm.forgets = True
+        place.provider.start("b", "spot")
+        await asyncio.sleep(0)
+
+    play(scene)
+
+
 def test_one_that_sbatch_refuses_ends_as_failed_with_its_words() -> None:
     async def scene(place: Place) -> None:
         place.slurm.refuses = "Batch job submission failed: Job violates accounting policy"
