@@ -240,8 +240,8 @@ class Limits(EnvironmentLimits):
     checkpoint_timeout_s: float = Field(default=600.0, description="one checkpoint")
     rank_settle_s: float = Field(
         default=5.0,
-        description="one rank of a backend has failed: so long the others are waited for, that the error told is that of "
-        "whoever failed first and not of those who waited for it",
+        description="one rank of a backend has failed: so long the others are waited for, that the error told is that "
+        "of whoever failed first, and not of those who waited for it",
     )
     service_move_timeout_s: float = Field(
         default=600.0,

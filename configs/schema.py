@@ -84,8 +84,18 @@ class RolloutConfig(Section):
 
 
 class TrainerConfig(Section):
-    backend: Literal["torch", "simulated"] = "torch"
-    """``torch``: AdamW on the whole model; ``simulated``: next to no arithmetic, in the time that a cost model says."""
+    backend: Literal["torch", "fsdp", "simulated"] = "torch"
+    """``torch``: AdamW on the whole model, on one device; ``fsdp``: the same on several, each with a part of the
+    weights (``ranks``); ``simulated``: next to no arithmetic, in the time that a cost model says."""
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    """``fsdp``: processes that train together, with a device each. Weights, gradients and moments are sharded over
+    them, by torch's FSDP2. A run repeats bit for bit with the same number, and any number reads its checkpoints."""
+    replicas: PositiveInt = 1
+    """``fsdp``: copies of the weights, each sharded over ``ranks / replicas`` ranks. For ranks on several machines: one
+    copy a machine, so that only gradients travel between them."""
+    offload: bool = False
+    """``fsdp`` on CUDA: weights and moments stay in the CPU's memory, and come to the device a layer at a time. Takes
+    less of its memory, and more time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is a device."""
     lr: PositiveFloat = 1e-6
@@ -102,7 +112,7 @@ class TrainerConfig(Section):
     max_grad_norm: PositiveFloat = 1.0
     """The gradient is scaled down to this norm."""
     micro_batch_tokens: PositiveInt = 16_384
-    """Padded tokens in one forward and backward pass."""
+    """Padded tokens in one forward and backward pass; ``fsdp``: of each rank."""
     window_prompts: NonNegativeInt = 0
     """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
     0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
@@ -125,6 +135,11 @@ class TrainerConfig(Section):
     """``service``: weight among jobs of one priority; twice the share gets twice the time while both wait."""
     project: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "default"
     """``service``: whose quota the job counts against."""
+
+    @property
+    def pass_tokens(self) -> int:
+        """Padded tokens in one forward and backward pass of all ranks together."""
+        return self.micro_batch_tokens * self.ranks
 
 
 class SyncConfig(Section):

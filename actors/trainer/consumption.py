@@ -56,5 +56,5 @@ def _saturation(job: JobConfig, tokens_before: int) -> int:
     """Tokens that fill the device; a threshold near a whole step's tokens would be no streaming at all."""
     if job.trainer.saturation_tokens:
         return job.trainer.saturation_tokens
-    full = job.trainer.micro_batch_tokens
+    full = job.trainer.pass_tokens
     return min(full, -(-tokens_before // CHUNKS)) if tokens_before else full

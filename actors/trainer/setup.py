@@ -9,11 +9,16 @@ from typing import Final
 from actors.host.adapter import adapter_spec
 from actors.host.host_memory import keep_freed_memory
 from actors.host.thread_pool import let_waiting_threads_rest
+from actors.ranks.followers import Followers
 from actors.roles import RoleArgs
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, TrainBackend
 from actors.trainer.backends.service_backend import Client, ServiceBackend
 from actors.weights.segments import run_id
-from configs.schema import JobConfig
+from configs.limits import DEFAULT_LIMITS, Limits
+from configs.schema import JobConfig, TrainerConfig
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where a leader is reached by followers on its own machine."""
 
 SHARED_OUT_BYTES: Final = 8_000_000
 """Weights from which the trainer uses every core beside generation. On two hardware threads of one core, 5 million
@@ -24,24 +29,59 @@ REPLICAS_MAX: Final = 2
 
 
 def make_backend(kind: str) -> TrainBackend:
-    """The backend of that kind; imports its code and no other's."""
+    """The backend of that kind, in this process alone; imports its code and no other's."""
     if kind == "torch":
-        let_waiting_threads_rest()
-        keep_freed_memory(one_arena=True)
+        _compute_here()
         from actors.trainer.backends.torch.torch_backend import TorchBackend
 
         return TorchBackend()
+    if kind == "fsdp":
+        return leading_backend(TrainerConfig(backend="fsdp"))
     if kind == "simulated":
         from actors.trainer.backends.simulated_backend import SimulatedBackend
 
         return SimulatedBackend()
-    raise ValueError(f"trainer.backend: {kind!r}, expected 'torch' or 'simulated'")
+    raise ValueError(f"trainer.backend: {kind!r}, expected 'torch', 'fsdp' or 'simulated'")
 
 
-def backend_of(args: RoleArgs, job: JobConfig) -> TrainBackend:
-    """The backend of a job's trainer: its own, or a training service's, which loads nothing here."""
+def leading_backend(
+    trainer: TrainerConfig, followers: Followers | None = None, limits: Limits = DEFAULT_LIMITS, *, host: str = LOOPBACK
+) -> TrainBackend:
+    """The backend of rank 0 of ``trainer.ranks``. ``followers``: the others, which reach this machine by ``host``.
+
+    Raises:
+        ValueError: there are not as many.
+    """
+    found = 1 + (0 if followers is None else followers.count)
+    if found != trainer.ranks:
+        raise ValueError(f"trainer.ranks: {trainer.ranks}, and {found} are there")
+    _compute_here()
+    from actors.trainer.backends.fsdp.fsdp_backend import FsdpBackend
+
+    return FsdpBackend(followers, limits, replicas=trainer.replicas, offload=trainer.offload, host=host)
+
+
+def _compute_here() -> None:
+    let_waiting_threads_rest()
+    keep_freed_memory(one_arena=True)
+
+
+def backend_of(
+    args: RoleArgs,
+    job: JobConfig,
+    followers: Followers | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    host: str = LOOPBACK,
+) -> TrainBackend:
+    """The backend of a job's trainer: its own, or a training service's, which loads nothing here.
+
+    ``followers``, ``host``: see ``leading_backend``.
+    """
     trainer = job.trainer
     if args.service is None:
+        if trainer.backend == "fsdp":
+            return leading_backend(trainer, followers, limits, host=host)
         return make_backend(trainer.backend)
     run = args.run_id or run_id(Path(args.run_dir))
     client = Client(job=job.name, run=run, backend=trainer.backend, priority=trainer.priority, share=trainer.share)
@@ -57,7 +97,7 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
         dtype=job.model.dtype,
         device=trainer.device if shares else resolve_device(trainer.device, trainer.backend),
         threads=threads,
-        replicas=1 if shares else resolve_replicas(threads, Path(args.model_path)),
+        replicas=1 if shares or trainer.backend == "fsdp" else resolve_replicas(threads, Path(args.model_path)),
         learning_rate=trainer.lr,
         warmup_steps=trainer.warmup_steps * updates,
         lr_schedule=trainer.lr_schedule,
@@ -87,13 +127,13 @@ def critic_spec(args: RoleArgs, job: JobConfig) -> CriticSpec | None:
 def resolve_threads(job: JobConfig, model_path: Path) -> int:
     """The threads as configured. Unset: all cores for a model whose operations are long enough to share out
     (``replicas``); for a smaller one all but one in the on-policy modes, since generation rests while the trainer
-    computes, and half of them in the others, since both compute at once.
+    computes, and half of them in the others, since both compute at once. Ranks divide the cores between them.
 
     The operations of a small model take tens of microseconds, and two threads spend them on Python's lock.
     """
     if job.trainer.threads > 0:
         return job.trainer.threads
-    cores = len(os.sched_getaffinity(0))
+    cores = max(1, len(os.sched_getaffinity(0)) // job.trainer.ranks)
     if weights_bytes(model_path) >= SHARED_OUT_BYTES:
         return cores
     return max(1, cores - 1 if job.staleness == 0 else cores // 2)
@@ -113,7 +153,7 @@ def resolve_device(configured: str, backend: str) -> str:
     """``auto`` is CUDA where torch sees a device, else the CPU; the simulated backend needs neither."""
     if configured != "auto":
         return configured
-    if backend != "torch":
+    if backend == "simulated":
         return "cpu"
     import torch
 

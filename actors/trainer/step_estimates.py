@@ -35,7 +35,7 @@ class StepEstimates:
     def __init__(self, job: JobConfig, backend: TrainBackend) -> None:
         self._algorithm = job.algorithm
         self._backend = backend
-        self._budget_tokens = job.trainer.micro_batch_tokens
+        self._budget_tokens = job.trainer.pass_tokens
         self._metrics: dict[str, float] = {}
 
     async def estimated(self, samples: Sequence[TrainSample]) -> list[TrainSample]:

@@ -84,7 +84,7 @@ class Trainer(RegisteredActor):
         self._run_dir = Path(args.run_dir)
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
-        self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.micro_batch_tokens)
+        self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.pass_tokens)
         self._weights_moved = False
         self._skipped_in_a_row = 0
         self._step_began_s = 0.0

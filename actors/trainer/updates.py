@@ -77,7 +77,7 @@ class StepUpdates:
         if with_kl:
             samples = await self._reference.scored(samples)
         if algorithm.updates > 1 or (with_kl and algorithm.kl_in_rewards):
-            budget = self._job.trainer.micro_batch_tokens
+            budget = self._job.trainer.pass_tokens
             samples = await with_old_logprobs(samples, self._score_policy, budget_tokens=budget)
         if self._estimates is not None:
             samples = await self._estimates.estimated(samples)
@@ -89,7 +89,7 @@ class StepUpdates:
         algorithm = self._algorithm
         keep_zero = algorithm.kl_coefficient > 0 or algorithm.entropy_coefficient > 0 or algorithm.loss is not None
         keep_zero = keep_zero or self._estimates is not None
-        return cut(samples, budget_tokens=self._job.trainer.micro_batch_tokens, keep_zero=keep_zero)
+        return cut(samples, budget_tokens=self._job.trainer.pass_tokens, keep_zero=keep_zero)
 
     async def update(self, groups: Mapping[int, GroupGrant], accounts: StepAccounts, *, step: int) -> StepResult:
         """Step, once or for each minibatch of each epoch. Minibatches are runs of prompts, whatever came first."""

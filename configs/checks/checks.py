@@ -23,6 +23,7 @@ from configs.checks.model_checks import check_model, check_ranker_model
 from configs.checks.provider_checks import check_provider
 from configs.checks.reward_checks import check_reward
 from configs.checks.scheduling_checks import check_scheduling
+from configs.checks.sharding_checks import check_sharding
 from configs.checks.tensor_parallel_checks import check_tensor_parallel
 from configs.hub_names import is_hub_data
 from configs.schema import JobConfig
@@ -46,6 +47,7 @@ def check_job(job: JobConfig) -> list[Found]:
         check_learning,
         check_critic,
         check_adapter,
+        check_sharding,
         check_environment,
         check_episodes,
         _check_cluster,

@@ -42,6 +42,7 @@ class ElasticPool:
         record: into events.jsonl.
         now: the clock.
         share: what of the machines is this job's; default: all.
+        ranks: processes, each with a device of its own, of one worker.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ElasticPool:
         limits: Limits,
         now: Callable[[], float],
         share: PoolShare = WHOLE,
+        ranks: int = 1,
     ) -> None:
         self._nodes = nodes
         self._supervisor = supervisor
@@ -66,6 +68,7 @@ class ElasticPool:
         self._limits = limits
         self._now = now
         self._share = share
+        self._ranks = ranks
         self._workers: dict[str, str] = {}
         self._most: int | None = None
         self._known: dict[str, str] = {}
@@ -117,7 +120,7 @@ class ElasticPool:
             (worker, name)
             for name, node in there.items()
             if not node.draining and name not in self._passed_over
-            for worker in worker_names(node)
+            for worker in worker_names(node, self._ranks)
         ]
         granted = self._share.granted([worker for worker, _ in places], self._most)
         places = [(worker, name) for worker, name in places if worker in granted][: self._most]
@@ -215,6 +218,6 @@ class ElasticPool:
         task.add_done_callback(self._tasks.discard)
 
 
-def worker_names(node: Node) -> list[str]:
+def worker_names(node: Node, ranks: int) -> list[str]:
     """Names of the workers that ``node`` takes."""
-    return [f"rollout-{node.name}" + (f".{slot}" if slot else "") for slot in range(node.slots)]
+    return [f"rollout-{node.name}" + (f".{slot}" if slot else "") for slot in range(node.room(ranks))]

@@ -144,6 +144,8 @@ class JobTree:
             self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
         )
         self._news.say(message="every process is ready", processes="ready")
+        if devices := self._nodes.devices_in_words():
+            self._news.say(message=devices)
         if self._pool is not None:
             self._pool.start()
         if self._functions is not None:
@@ -217,6 +219,7 @@ class JobTree:
         return ElasticPool(
             self._nodes, supervisor, make, self.drain_worker, release, self._news.record,
             limits=self._job.limits, now=asyncio.get_running_loop().time, share=self._share,
+            ranks=self._job.rollout.tensor_parallel,
         )  # fmt: skip
 
     def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:

@@ -24,8 +24,10 @@ RECORD: Final = "began_with.json"
 RESUME_MAY_SET: Final = (
     "steps", "rollout.workers", "checkpoint.", "metrics.", "limits.", "cluster.",
     "trainer.service", "trainer.priority", "trainer.share", "trainer.project",
+    "trainer.backend", "trainer.ranks", "trainer.replicas", "trainer.offload",
 )  # fmt: skip
-"""Keys that may differ after a resume; any other would make it another run than the journal tells of."""
+"""Keys that may differ after a resume; any other would make it another run than the journal tells of. A backend says
+which others' checkpoints it reads."""
 _PLACES: Final = re.compile(r"model\.path|data\.path|data\.mix\.\d+\.path")
 """Keys that may be edited in job.yaml, since a model and data may be moved; what has become of them is said."""
 _ENDS_BYTES: Final = 4 << 20

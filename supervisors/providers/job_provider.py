@@ -98,6 +98,7 @@ class JobProvider:
             owner.next_name,
             SPOT,
             target=most,
+            window_s=self._job.provider.notice_s + self._job.limits.stop_timeout_s,
             limits=self._job.limits,
             tell=lambda said: self._say({"message": f"provider: {said}"}),
         )

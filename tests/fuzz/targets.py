@@ -42,9 +42,12 @@ from actors.ledger.ledger import Ledger
 from actors.protocol.episodes import EpisodeName
 from actors.protocol.session_keys import BadKey, SessionKeys
 from actors.protocol.tokens import ROW, TOKEN, TokenReport
+from actors.protocol.training import Score, Scored, Step
 from actors.protocol.weights import Manifest
 from actors.protocol.work import EngineStats, SamplingParams
 from actors.train_service.parked_manifest import ManifestPart, ParkedManifest, decode, decode_unhashed, encode
+from actors.trainer.backends.fsdp.orders import decode_answer, decode_order, nothing
+from actors.trainer.backends.fsdp.orders import encode as _encode_order
 from actors.trainer.errors import ParkedStateDamaged
 from actors.trainer.parking import place_blocks
 from actors.weights.delta import apply_delta, encode_delta
@@ -253,6 +256,13 @@ def _weights() -> list[Target]:
             (MalformedManifest, *UNREADABLE),
             [msgspec.msgpack.encode(_manifest())],
         ),
+        Target(
+            "fsdp_order",
+            decode_order,
+            (MalformedInput,),
+            [_encode_order(Step(1.0)), _encode_order(Score(nothing(), 1.0, reference=False))],
+        ),
+        Target("fsdp_answer", decode_answer, (MalformedInput,), [_encode_order(Scored(nothing().advantages))]),
         Target("delta", _apply, (MalformedDelta,), [delta]),
     ]
 

@@ -12,39 +12,26 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Store
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.fsdp import parts
 from actors.trainer.backends.fsdp.optimizer import ShardedAdam
-from actors.trainer.backends.fsdp.orders import Meeting
+from actors.trainer.backends.fsdp.orders import Meeting, nothing
 from actors.trainer.backends.fsdp.sharded_model import Rows, local, shard
-from actors.trainer.backends.fsdp.world import World, join, leave
+from actors.trainer.backends.fsdp.world import World, close_store, join, leave
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.torch.replicas import Replica, scored
 from actors.trainer.backends.torch.torch_backend import TENSOR_FILE, TorchBackend
 from actors.trainer.backends.torch.trained_model import is_finite
 from actors.trainer.errors import BackendClosed
-
-
-def nothing() -> MicroBatch:
-    """Two tokens, of which nothing is to be learned."""
-    zeros = np.zeros((1, 2), np.float32)
-    return MicroBatch(
-        input_ids=np.zeros((1, 2), np.int32),
-        lengths=np.full(1, 2, np.int32),
-        prompt_lengths=np.ones(1, np.int32),
-        behaviour_logprobs=zeros,
-        advantages=zeros,
-        loss_weight=zeros,
-    )
-
 
 _NO_STATS: Final = MicroBatchStats(
     tokens=0, weight=0.0, loss_sum=0.0, clipped_sum=0.0, kl_sum=0.0, entropy_sum=0.0, mismatch_sum=0.0
@@ -54,9 +41,11 @@ _NO_STATS: Final = MicroBatchStats(
 class FsdpCore:
     """Holds this rank's rows of the model. Made in the thread that calls it, at the same time on all ranks."""
 
-    def __init__(self, spec: BackendSpec, meeting: Meeting, rank: int, store: dist.Store | None = None) -> None:
-        torch.set_num_threads(spec.threads)
+    def __init__(self, spec: BackendSpec, meeting: Meeting, rank: int, store: Store | None = None) -> None:
+        torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
+        torch.manual_seed(spec.seed)
         self._spec = spec
+        self._meeting = meeting
         self.world: World = join(meeting, rank, spec.device, store)
         try:
             self.model = self._load(meeting.offload)
@@ -66,7 +55,7 @@ class FsdpCore:
                 frozen = self._load(meeting.offload).requires_grad_(False)
                 self._reference = ResponseLogits(frozen, str(self.world.device))
         except BaseException:
-            leave()
+            self.close()
             raise
         self.rows = Rows(self.model, spec.dtype)
         self.adam = ShardedAdam(self.rows.parameters, spec, self.world)
@@ -134,3 +123,4 @@ class FsdpCore:
 
     def close(self) -> None:
         leave()
+        close_store(self._meeting)

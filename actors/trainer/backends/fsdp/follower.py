@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from actors.host.host_memory import keep_freed_memory
+from actors.host.thread_pool import let_waiting_threads_rest
 from actors.protocol.training import Accumulate, Accumulated, Finished, Save, Score, Scored, Step, Stepped
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.fsdp.orders import (
@@ -33,6 +35,8 @@ class FsdpFollower:
     """Implements ``Follower``. What goes wrong in an order is its answer, and its leader says what becomes of it."""
 
     def __init__(self, rank: int, size: int) -> None:
+        let_waiting_threads_rest()
+        keep_freed_memory(one_arena=True)
         self._rank = rank
         self._size = size
         self._thread = ThreadPoolExecutor(1, "train")

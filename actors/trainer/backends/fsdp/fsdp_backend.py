@@ -30,7 +30,7 @@ from actors.ranks.errors import RankLost
 from actors.ranks.followers import Followers
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
 from actors.trainer.backends.fsdp import files
-from actors.trainer.backends.fsdp.core import FsdpCore, nothing
+from actors.trainer.backends.fsdp.core import FsdpCore
 from actors.trainer.backends.fsdp.orders import (
     Answer,
     Begin,
@@ -40,6 +40,7 @@ from actors.trainer.backends.fsdp.orders import (
     WriteRows,
     decode_answer,
     encode,
+    nothing,
 )
 from actors.trainer.backends.fsdp.world import LOOPBACK, open_store
 from actors.trainer.backends.remote_errors import error_of
@@ -78,6 +79,9 @@ class FsdpBackend:
         self._core: FsdpCore | None = None
         self._model_path = Path()
         self._segments = SegmentWriter()
+        self._helper: ThreadPoolExecutor | None = None
+        """Makes room for the next version while this one is trained on."""
+        self._next_segment: tuple[Path, int] | None = None
 
     @property
     def _size(self) -> int:
@@ -88,10 +92,11 @@ class FsdpBackend:
             if value is not None:
                 raise ModelNotLoadable(f"trainer.backend: fsdp trains whole policies, and not with {key}; use torch")
         self._thread = ThreadPoolExecutor(1, "train")
+        self._helper = ThreadPoolExecutor(1, "segments")
         self._model_path = spec.model_path
         timeout_s = self._limits.train_step_timeout_s
-        store = await self._run(open_store, self._host, timeout_s)
-        meeting = Meeting(self._host, store.port, self._size, self._replicas, self._offload, timeout_s)
+        unplaced = Meeting("", self._host, 0, self._size, self._replicas, self._offload, timeout_s)
+        store, meeting = await self._run(open_store, unplaced)
         begin = Begin(msgspec.json.encode(spec, enc_hook=str).decode(), meeting)
         self._core, others = await self._together(
             partial(FsdpCore, spec, meeting, 0, store), begin, Begun, self._limits.ready_timeout_s
@@ -131,6 +136,9 @@ class FsdpBackend:
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         check_batch(batch, batch.loss_weight != 0)
         core, (mine, *others) = self._open, self._parts(batch, shares(batch, self._size))
+        if self._next_segment is not None and self._helper is not None:  # others have pulled the last one by now
+            self._helper.submit(self._segments.prepare, *self._next_segment)
+            self._next_segment = None
         own, answers = await self._together(
             partial(core.accumulate, mine, loss),
             [Accumulate(part, loss) for part in others],
@@ -168,7 +176,9 @@ class FsdpBackend:
             tensors=rows.entries,
             writer=self._segments,
         )
-        return await self._run(describe)
+        manifest = await self._run(describe)
+        self._next_segment = path, rows.total_bytes
+        return manifest
 
     async def _write_rows(self, path: Path, limit_s: float) -> None:
         await self._together(partial(self._open.write_rows, path), WriteRows(str(path)), Finished, limit_s)
@@ -204,7 +214,10 @@ class FsdpBackend:
                 if core is not None:
                     await self._run(core.close)
         self._thread.shutdown(wait=False)
-        self._segments.close()
+        if self._helper is not None:
+            self._helper.submit(self._segments.close)
+            self._helper.shutdown(wait=False)
+            self._helper = None
         if self._followers is not None:
             await self._followers.close()
             self._followers = None

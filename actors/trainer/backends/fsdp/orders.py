@@ -13,8 +13,20 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import msgspec
+import numpy as np
 
-from actors.protocol.training import Accumulate, Accumulated, Failed, Finished, Save, Score, Scored, Step, Stepped
+from actors.protocol.training import (
+    Accumulate,
+    Accumulated,
+    Failed,
+    Finished,
+    MicroBatch,
+    Save,
+    Score,
+    Scored,
+    Step,
+    Stepped,
+)
 from transport.codec import decode_body, encode_body
 from transport.errors import MalformedBody
 from transport.transport import Frame
@@ -22,15 +34,15 @@ from transport.transport import Frame
 T = TypeVar("T")
 
 _COUNT: Final = struct.Struct("<I")
-_FRAMES_MAX: Final = 64
-"""Frames of an order or an answer; a micro-batch has a frame for each of its columns, which are eleven."""
 
 
 class Meeting(msgspec.Struct, frozen=True):
     """Says where the ranks of one life meet, and how they share the model."""
 
+    directory: str
+    """On one machine: a directory of the leader's, private to its user, for the file of the store."""
     host: str
-    """Address of the leader's machine, and the port at which its store listens."""
+    """Else: the address of the leader's machine, and the port at which its store listens."""
     port: int
     size: int
     replicas: int
@@ -75,6 +87,19 @@ Order = Begin | Score | Accumulate | Step | WriteRows | Save | Restore
 Answer = Begun | Scored | Accumulated | Stepped | Finished | Failed
 
 
+def nothing() -> MicroBatch:
+    """The part of a rank for which there is none: two tokens, of which nothing is to be learned."""
+    zeros = np.zeros((1, 2), np.float32)
+    return MicroBatch(
+        input_ids=np.zeros((1, 2), np.int32),
+        lengths=np.full(1, 2, np.int32),
+        prompt_lengths=np.ones(1, np.int32),
+        behaviour_logprobs=zeros,
+        advantages=zeros,
+        loss_weight=zeros,
+    )
+
+
 def encode(value: Order | Answer) -> bytes:
     frames = [memoryview(frame).cast("B") for frame in encode_body(value)]
     head = _COUNT.pack(len(frames)) + struct.pack(f"<{len(frames)}Q", *map(len, frames))
@@ -94,8 +119,8 @@ def decode_answer(data: bytes) -> Answer:
 def _frames(data: bytes) -> Sequence[Frame]:
     try:
         (count,) = _COUNT.unpack_from(data)
-        if not 0 < count <= _FRAMES_MAX:
-            raise MalformedBody(f"{count} frames, expected 1 to {_FRAMES_MAX}")
+        if not 0 < count <= len(data) // 8:
+            raise MalformedBody(f"{count} frames, and {len(data)} bytes are there")
         lengths = struct.unpack_from(f"<{count}Q", data, _COUNT.size)
     except struct.error as error:
         raise MalformedBody(f"{len(data)} bytes are too few: {error}") from error

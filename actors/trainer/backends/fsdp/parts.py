@@ -19,10 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultSavePlanner, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 
@@ -56,7 +58,7 @@ class _OwnFile(HuggingFaceStorageWriter):
 
 def save(directory: Path, state: dict[str, Tensor], rank: int) -> None:
     """Write this rank's rows."""
-    dcp.save(state, storage_writer=_OwnFile(directory, rank), planner=_OwnPlan(), no_dist=True)
+    state_dict_saver.save(state, storage_writer=_OwnFile(directory, rank), planner=_OwnPlan(), no_dist=True)
 
 
 def load(directory: Path, state: dict[str, Tensor], model_path: Path) -> None:
@@ -68,12 +70,14 @@ def load(directory: Path, state: dict[str, Tensor], model_path: Path) -> None:
     try:
         found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
         _check(directory, found, state, model_path)
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)
-    except (OSError, ValueError, LookupError, SafetensorError, dcp.CheckpointException) as error:
+        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)
+    except (OSError, ValueError, LookupError, SafetensorError, CheckpointException) as error:
         raise CheckpointCorrupt(f"{directory}: {error}; resume from another checkpoint") from error
 
 
 def _check(directory: Path, found: Mapping[str, Any], state: Mapping[str, Tensor], model_path: Path) -> None:
+    if more := sorted(set(found) - set(state)):
+        raise CheckpointCorrupt(f"{directory}: holds {more[0]}, so it is of another model than {model_path}")
     for name, own in state.items():
         there = found.get(name)
         if not isinstance(there, TensorStorageMetadata):

@@ -83,7 +83,7 @@ def _write(descriptor: int, data: memoryview, at: int) -> None:
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's rows, not a copy."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def first_row(tensor: Tensor) -> int:

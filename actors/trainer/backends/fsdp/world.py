@@ -1,6 +1,6 @@
 """The world of a rank: who its others are, and how they exchange tensors.
 
-    leader     opens a store on its machine ─▶ Begin(host, port) ─▶ followers
+    leader     opens a store ─▶ Begin(its file on this machine, or host and port) ─▶ followers
     all        join: process group over that store ─▶ mesh [replicas, shards]
 
 gloo carries what lies in the CPU's memory, nccl what lies on CUDA. A process is in one world at a time; whoever joins
@@ -10,14 +10,18 @@ it once more shares it, and the last to leave ends it.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from actors.trainer.backends.fsdp.orders import Meeting
@@ -26,17 +30,33 @@ LOOPBACK: Final = "127.0.0.1"
 REPLICATE, SHARD = "replicate", "shard"
 
 
-def open_store(host: str, timeout_s: float) -> dist.TCPStore:
-    """The store at which the ranks meet, on a port of the system's choice of the address ``host``."""
+def open_store(meeting: Meeting) -> tuple[Store, Meeting]:
+    """The leader's store, and the meeting with the place where it is.
+
+    On one machine that is a file which no other user can read. Else it listens at the leader's address, and nowhere
+    else, on a port of the system's choice.
+    """
+    if meeting.host == LOOPBACK:
+        meeting = msgspec.structs.replace(meeting, directory=tempfile.mkdtemp(prefix="headrace-ranks-"))
+        return _file_store(meeting), meeting
+    host = meeting.host
     listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    return dist.TCPStore(
-        host,
-        listening.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listening.detach(),
+    meeting = msgspec.structs.replace(meeting, port=listening.getsockname()[1])
+    timeout = timedelta(seconds=meeting.timeout_s)
+    store = TCPStore(
+        host, meeting.port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listening.detach()
     )
+    return store, meeting
+
+
+def close_store(meeting: Meeting) -> None:
+    """Remove its file, if it had one. Any rank may: a leader that was killed did not."""
+    if meeting.directory:
+        shutil.rmtree(meeting.directory, ignore_errors=True)
+
+
+def _file_store(meeting: Meeting) -> Store:
+    return FileStore(f"{meeting.directory}/store", meeting.size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,14 +99,15 @@ class World:
 _users: int = 0
 
 
-def join(meeting: Meeting, rank: int, device: str, store: dist.Store | None = None) -> World:
+def join(meeting: Meeting, rank: int, device: str, store: Store | None = None) -> World:
     """Wait until all ranks of the meeting are there. ``store``: the leader's own."""
     global _users
     if not dist.is_initialized():
-        if meeting.host == LOOPBACK:
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         timeout = timedelta(seconds=meeting.timeout_s)
-        store = store or dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+        if meeting.directory:
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            store = store or _file_store(meeting)
+        store = store or TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
         kind = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         if device != "cpu":
             torch.cuda.set_device(rank % torch.cuda.device_count())

@@ -345,6 +345,11 @@ class _Core:
             state = json.loads((directory / STATE_FILE).read_text())
         except (OSError, ValueError) as error:
             raise CheckpointCorrupt(f"{directory}: {error}; resume from another checkpoint") from error
+        if state.get("kind", TorchBackend.kind) == "fsdp":
+            raise CheckpointCorrupt(
+                f"{directory}: was saved by several ranks, which the torch backend does not read; set trainer.backend: "
+                "fsdp, ranks: 1, which does, on one device"
+            )
         check_described(state, self._adapter, directory)
         self._policy.load(directory / TENSOR_FILE, self._spec.model_path)
         if self._critic is not None and self._spec.critic is not None:

@@ -1,0 +1,40 @@
+"""What the schema cannot see of a trainer of several ranks: numbers that do not divide, and what it does not train."""
+
+from __future__ import annotations
+
+from configs.schema import JobConfig
+
+Found = tuple[str, str, str]
+"""(field, what is wrong, what to do)."""
+
+
+def check_sharding(job: JobConfig) -> list[Found]:
+    """Problems of ``trainer.backend: fsdp``, and of its keys with another backend."""
+    trainer = job.trainer
+    if trainer.backend != "fsdp":
+        given = {"ranks": trainer.ranks, "replicas": trainer.replicas, "offload": trainer.offload}
+        fix = "Set trainer.backend to fsdp, or leave it out"
+        return [
+            (f"trainer.{key}", f"{str(value).lower()}, which is for trainer.backend: fsdp, not {trainer.backend}", fix)
+            for key, value in given.items()
+            if value != type(trainer).model_fields[key].default
+        ]
+    found: list[Found] = []
+    if trainer.ranks % trainer.replicas:
+        wrong = (
+            f"{trainer.replicas} copies of the weights do not share out {trainer.ranks} ranks (trainer.ranks) evenly"
+        )
+        divisors = ", ".join(str(n) for n in range(1, trainer.ranks + 1) if trainer.ranks % n == 0)
+        found.append(("trainer.replicas", wrong, f"Set it to one of {divisors}"))
+    if job.algorithm.has_critic:
+        wrong = f"fsdp, which trains no critic, and algorithm.name: {job.algorithm.name} has one"
+        found.append(("trainer.backend", wrong, "Set it to torch, or algorithm.name to one without a critic"))
+    if job.model.adapter is not None:
+        wrong = "fsdp, which trains whole models, and model.adapter is set"
+        found.append(
+            ("trainer.backend", wrong, "Set it to torch, whose optimizer is as small as the adapter; or unset it")
+        )
+    if trainer.service is not None:
+        wrong = f"{trainer.service!r}, but a training service shares one process, and trainer.backend is fsdp"
+        found.append(("trainer.service", wrong, "Leave it out, or set trainer.backend to torch"))
+    return found

@@ -1,0 +1,409 @@
+"""Ranks that train together: the same as one process, whatever their number, and the same bits again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from actors.host.adapter import AdapterSpec
+from actors.ranks.errors import RankLost
+from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, TrainBackend
+from actors.trainer.backends.fsdp.fsdp_backend import FsdpBackend
+from actors.trainer.backends.torch.torch_backend import TorchBackend
+from actors.trainer.batching import TrainSample, cut
+from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
+from configs.limits import Limits
+from tests.actors.trainer.random_samples import random_sample
+from tests.rank_processes import RankProcesses
+from tests.tiny_checkpoint import make_tiny_checkpoint
+
+LOSS = LossSpec()
+CLOSE = 1e-5
+WEIGHTS_CLOSE = 2e-5
+"""Adam makes steps of sums that are nothing but rounding, such as those of the biases of keys."""
+Begin = Callable[..., Awaitable[FsdpBackend]]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def second() -> Iterator[RankProcesses]:
+    """The process of rank 1 of all worlds of two."""
+    processes = RankProcesses("fsdp", 2)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture
+async def begin(model_path: Path, second: RankProcesses) -> AsyncIterator[Begin]:
+    """Starts a backend of one rank or two. What is begun anew with another number ends what was there."""
+    started: list[FsdpBackend] = []
+
+    async def begun(ranks: int, *, replicas: int = 1, path: Path = model_path, **changes: Any) -> FsdpBackend:
+        while started:
+            await started.pop().close()
+        backend = FsdpBackend(second.followers() if ranks == 2 else None, replicas=replicas)
+        started.append(backend)
+        await backend.start(spec(path, **changes))
+        return backend
+
+    yield begun
+    for backend in started:
+        await backend.close()
+
+
+def spec(path: Path, **changes: Any) -> BackendSpec:
+    fixed: dict[str, Any] = {"learning_rate": 1e-3, "weight_decay": 0.1, "warmup_steps": 1}
+    return BackendSpec(model_path=path, **(fixed | changes))
+
+
+async def whole(path: Path, **changes: Any) -> TorchBackend:
+    """The backend that ranks are measured by."""
+    backend = TorchBackend()
+    await backend.start(spec(path, **changes))
+    return backend
+
+
+def samples(seed: int = 0, count: int = 9) -> list[TrainSample]:
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(3, 99, int(rng.integers(1, 6))).astype(np.int32) for _ in range(count)]
+    return [random_sample(rng, n // 3, n % 3, prompts[n // 3], int(rng.integers(1, 8))) for n in range(count)]
+
+
+async def train(backend: TrainBackend, *seeds: int, count: int = 9) -> list[float]:
+    """A step for each seed; the gradients' norms."""
+    norms: list[float] = []
+    for seed in seeds:
+        for batch in cut(samples(seed, count), budget_tokens=60, keep_zero=False):
+            await backend.accumulate(batch, LOSS)
+        norms.append((await backend.step(weight=10.0)).grad_norm)
+    return norms
+
+
+async def version(backend: TrainBackend, directory: Path, name: str = "v") -> bytes:
+    """The bytes that are published."""
+    directory.mkdir(parents=True, exist_ok=True)
+    await backend.export_segment(directory / name, job="j", policy_version=1, chunk_bytes=1000)
+    return (directory / name).read_bytes()
+
+
+def floats(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.float32)
+
+
+# ------------------------------------------------------------ the same as one process
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ({}, {}),
+        ({}, {"gradient_checkpointing": True, "lr_schedule": "cosine", "total_steps": 5}),
+        ({"architecture": "llama", "tied": False, "heads": 1, "kv_heads": 1}, {"replicas": 2}),
+        ({"architecture": "gpt2", "hidden": 36}, {"max_grad_norm": 0.1}),
+    ],
+)
+async def test_two_ranks_train_what_one_process_trains(
+    begin: Begin, tmp_path: Path, model: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """Also where a part of the heads, or an odd number of rows, does not divide by the ranks."""
+    path = make_tiny_checkpoint(tmp_path / "model", **model)
+    ranks = await begin(2, path=path, **changes)
+    alone = await whole(path, **{key: value for key, value in changes.items() if key != "replicas"})
+    for batch in cut(samples(7), budget_tokens=60, keep_zero=False):
+        ours, theirs = [await one.score(batch, temperature=0.7, reference=False) for one in (ranks, alone)]
+        np.testing.assert_allclose(ours, theirs, atol=CLOSE)
+    np.testing.assert_allclose(await train(ranks, 1, 2, 3), await train(alone, 1, 2, 3), rtol=CLOSE)
+    weights, expected = await version(ranks, tmp_path / "a"), await version(alone, tmp_path / "b")
+    np.testing.assert_allclose(floats(weights), floats(expected), atol=WEIGHTS_CLOSE)
+
+
+async def test_a_rank_that_has_no_part_of_a_micro_batch_changes_nothing(
+    begin: Begin, model_path: Path, tmp_path: Path
+) -> None:
+    ranks, alone = await begin(2), await whole(model_path)
+    assert (await train(ranks, 4, count=1)) == pytest.approx(await train(alone, 4, count=1), rel=CLOSE)
+    np.testing.assert_allclose(
+        floats(await version(ranks, tmp_path / "a")), floats(await version(alone, tmp_path / "b")), atol=WEIGHTS_CLOSE
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_what_ranks_publish_and_export_is_what_one_process_would_byte_for_byte(
+    begin: Begin, model_path: Path, tmp_path: Path, dtype: str
+) -> None:
+    alone = await whole(model_path, dtype=dtype)
+    await train(alone, 1)
+    await alone.save(tmp_path / "saved")
+    ranks = await begin(2, dtype=dtype)
+    await ranks.load(tmp_path / "saved")
+    assert await version(ranks, tmp_path, "ours") == await version(alone, tmp_path, "theirs")
+    manifests = [
+        await one.export_segment(tmp_path / "again", job="j", policy_version=2, chunk_bytes=512)
+        for one in (ranks, alone)
+    ]
+    assert manifests[0] == manifests[1]
+    for name, one in (("a", ranks), ("b", alone)):
+        await one.export_checkpoint(tmp_path / name)
+    ours, theirs = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("a", "b"))
+    assert ours == theirs
+
+
+async def test_nothing_of_an_older_segment_stays_between_tensors(begin: Begin, tmp_path: Path) -> None:
+    path = make_tiny_checkpoint(tmp_path / "model", architecture="gpt2", hidden=36)
+    ranks = await begin(2, path=path)
+    first = await version(ranks, tmp_path)
+    (tmp_path / "w.partial").write_bytes(b"\xff" * len(first))
+    assert await version(ranks, tmp_path, "w") == first
+
+
+# ------------------------------------------------------------ the same again
+
+
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16", "gradient_checkpointing": True}, {"replicas": 2}])
+async def test_as_many_ranks_give_the_same_bits_again(begin: Begin, tmp_path: Path, changes: dict[str, Any]) -> None:
+    versions: list[bytes] = []
+    for _ in range(2):
+        ranks = await begin(2, **changes)
+        await train(ranks, 1, 2)
+        versions.append(await version(ranks, tmp_path))
+    assert versions[0] == versions[1]
+
+
+async def test_bfloat16_steps_that_are_too_small_for_a_weight_add_up_in_the_master(
+    begin: Begin, tmp_path: Path
+) -> None:
+    ranks = await begin(2, dtype="bfloat16", learning_rate=1e-5, weight_decay=0.0)
+    before = np.frombuffer(await version(ranks, tmp_path), np.uint16)
+    await train(ranks, *[1] * 2)
+    moved = [(before != np.frombuffer(await version(ranks, tmp_path), np.uint16)).sum()]
+    await train(ranks, *[1] * 20)
+    moved.append((before != np.frombuffer(await version(ranks, tmp_path), np.uint16)).sum())
+    assert moved[0] < moved[1] / 3
+
+
+# ------------------------------------------------------------ checkpoints
+
+
+def state_in(directory: Path) -> dict[str, torch.Tensor]:
+    """Whole tensors, from the files of all ranks in order."""
+    files = [load_file(file) for file in sorted(directory.glob("shard-*"))]
+    return {name: torch.cat([file[name] for file in files if name in file]) for name in files[0]}
+
+
+async def test_two_ranks_go_on_from_what_two_have_saved_bit_for_bit(begin: Begin, tmp_path: Path) -> None:
+    ranks = await begin(2)
+    await train(ranks, 1, 2)
+    await ranks.save(tmp_path / "saved")
+    norms = await train(ranks, 3, 4)
+    expected = await version(ranks, tmp_path)
+    ranks = await begin(2)
+    await ranks.load(tmp_path / "saved")
+    assert await train(ranks, 3, 4) == norms
+    assert await version(ranks, tmp_path) == expected
+
+
+@pytest.mark.parametrize(("before", "after", "replicas"), [(2, 1, 1), (1, 2, 1), (1, 2, 2)])
+async def test_another_number_of_ranks_goes_on_from_the_same_weights_and_moments(
+    begin: Begin, tmp_path: Path, before: int, after: int, replicas: int
+) -> None:
+    one = await begin(before)
+    await train(one, 1, 2)
+    await one.save(tmp_path / "saved")
+    saved = await version(one, tmp_path)
+    norms = await train(one, 3)
+    other = await begin(after, replicas=replicas)
+    await train(other, 5)
+    await other.load(tmp_path / "saved")
+    assert await version(other, tmp_path) == saved
+    await other.save(tmp_path / "again")
+    expected, found = state_in(tmp_path / "saved"), state_in(tmp_path / "again")
+    assert len(list((tmp_path / "again").glob("shard-*"))) == after // replicas
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert await train(other, 3) == pytest.approx(norms, rel=CLOSE)
+
+
+async def test_ranks_go_on_from_a_checkpoint_of_the_torch_backend(
+    begin: Begin, model_path: Path, tmp_path: Path
+) -> None:
+    alone = await whole(model_path)
+    await train(alone, 1, 2)
+    await alone.save(tmp_path / "saved")
+    ranks = await begin(2)
+    await ranks.load(tmp_path / "saved")
+    assert await version(ranks, tmp_path, "ours") == await version(alone, tmp_path, "theirs")
+    assert await train(ranks, 3, 4) == pytest.approx(await train(alone, 3, 4), rel=CLOSE)
+    ours, theirs = await version(ranks, tmp_path), await version(alone, tmp_path)
+    np.testing.assert_allclose(floats(ours), floats(theirs), atol=WEIGHTS_CLOSE)
+    await ranks.save(tmp_path / "written")
+    with pytest.raises(CheckpointCorrupt, match=r"trainer\.backend: fsdp, ranks: 1"):
+        await alone.load(tmp_path / "written")
+
+
+def remove_a_file(directory: Path) -> None:
+    (directory / "shard-00002-model-00001-of-00001.safetensors").unlink()
+
+
+def cut_a_file_short(directory: Path) -> None:
+    file = directory / "shard-00001-model-00001-of-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def damage_a_head(directory: Path) -> None:
+    file = directory / "shard-00001-model-00001-of-00001.safetensors"
+    file.write_bytes(b"\xff" * 100 + file.read_bytes()[100:])
+
+
+def empty_it(directory: Path) -> None:
+    for file in directory.glob("shard-*"):
+        file.unlink()
+
+
+def write_words(directory: Path) -> None:
+    (directory / "backend.json").write_text('{"kind": "fsdp", "steps": "many"}')
+
+
+def call_it_simulated(directory: Path) -> None:
+    (directory / "backend.json").write_text('{"kind": "simulated", "steps": 3}')
+
+
+def call_it_torch(directory: Path) -> None:
+    (directory / "backend.json").write_text('{"kind": "torch", "steps": 3}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (remove_a_file, "a rank's file is missing"),
+        (cut_a_file_short, "resume from another checkpoint"),
+        (damage_a_head, "resume from another checkpoint"),
+        (empty_it, "holds no master"),
+        (write_words, r"backend\.json"),
+        (call_it_simulated, "'simulated', and fsdp reads that of fsdp and torch"),
+        (call_it_torch, r"weights\.safetensors"),
+    ],
+)
+async def test_a_damaged_checkpoint_is_refused_in_a_sentence(
+    begin: Begin, tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    ranks = await begin(2)
+    await ranks.save(tmp_path / "saved")
+    damage(tmp_path / "saved")
+    with pytest.raises(CheckpointCorrupt, match=said):
+        await ranks.load(tmp_path / "saved")
+
+
+async def test_a_checkpoint_of_another_model_is_refused(begin: Begin, model_path: Path, tmp_path: Path) -> None:
+    wide = make_tiny_checkpoint(tmp_path / "w", hidden=40)
+    deep = make_tiny_checkpoint(tmp_path / "d", layers=3)
+    for path in (wide, deep):
+        other = await begin(2, path=path)
+        await other.save(tmp_path / path.name / "saved")
+    other = await whole(wide)
+    await other.save(tmp_path / "flat")
+    for saved in (wide / "saved", tmp_path / "flat"):
+        with pytest.raises(CheckpointCorrupt, match="another model"):
+            await (await begin(2)).load(saved)
+    ranks = await begin(2, path=deep)
+    await ranks.save(tmp_path / "saved")
+    shallow = make_tiny_checkpoint(tmp_path / "s", layers=2)
+    with pytest.raises(CheckpointCorrupt, match="another model"):
+        await (await begin(2, path=shallow)).load(tmp_path / "saved")
+
+
+# ------------------------------------------------------------ what goes wrong
+
+
+async def test_what_it_does_not_train_is_refused_at_the_start(begin: Begin, model_path: Path) -> None:
+    with pytest.raises(ModelNotLoadable, match=r"model\.adapter"):
+        await begin(1, adapter=AdapterSpec(rank=2, alpha=4.0))
+    with pytest.raises(ModelNotLoadable, match="critic"):
+        await begin(1, critic=CriticSpec(model_path=model_path))
+
+
+async def test_no_model_is_the_same_error_as_in_one_process_and_the_ranks_live_on(begin: Begin, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotLoadable, match=r"model\.path: .*nowhere is not a directory"):
+        await begin(2, path=tmp_path / "nowhere")
+    assert await train(await begin(2), 1)
+
+
+async def test_a_micro_batch_that_is_none_is_refused_before_any_rank_has_a_part(begin: Begin) -> None:
+    ranks = await begin(2)
+    (batch,) = cut(samples(), budget_tokens=10_000, keep_zero=False)
+    batch.loss_weight[0, 0] = 1.0
+    with pytest.raises(BadMicroBatch, match="position 0"):
+        await ranks.accumulate(batch, LOSS)
+    assert (await ranks.step(weight=1.0)).grad_norm == 0.0
+
+
+async def test_what_strangers_send_to_the_ports_of_ranks_changes_nothing(begin: Begin, second: RankProcesses) -> None:
+    ranks = await begin(2)
+    norms = await train(ranks, 1)
+    pids = (os.getpid(), second.processes[0].pid)
+    listening = [c.laddr for pid in pids for c in psutil.Process(pid).net_connections("tcp") if c.status == "LISTEN"]
+    assert listening
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+    with contextlib.ExitStack() as strangers:
+        for address in listening:
+            for said in (b"", b"\xff" * 64, bytes(10_000)):
+                strangers.enter_context(socket.create_connection(address, timeout=5)).sendall(said)
+        await train(ranks, 2)
+    assert await train(await begin(2), 1) == norms
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
+async def test_a_rank_that_dies_or_falls_silent_is_lost_and_the_next_call_says_so(model_path: Path, how: int) -> None:
+    processes = RankProcesses("fsdp", 2)
+    ranks = FsdpBackend(processes.followers(), Limits(train_step_timeout_s=20.0, rank_settle_s=1.0))
+    try:
+        await ranks.start(spec(model_path))
+        await train(ranks, 1)
+        processes.processes[0].send_signal(how)
+        with pytest.raises(RankLost, match=r"rank 1|no answer"):
+            await train(ranks, 2)
+    finally:
+        with contextlib.suppress(RankLost):
+            await ranks.close()
+        processes.close()
+
+
+@pytest.mark.long
+async def test_four_ranks_shard_and_replicate_and_go_on_from_two(
+    begin: Begin, model_path: Path, tmp_path: Path
+) -> None:
+    two = await begin(2)
+    await train(two, 1, 2)
+    await two.save(tmp_path / "saved")
+    saved = await version(two, tmp_path)
+    norms = await train(two, 3)
+    await two.close()
+    processes = RankProcesses("fsdp", 4)
+    try:
+        for replicas in (1, 2, 4):
+            four = FsdpBackend(processes.followers(), replicas=replicas)
+            await four.start(spec(model_path))
+            await four.load(tmp_path / "saved")
+            assert await version(four, tmp_path) == saved
+            assert await train(four, 3) == pytest.approx(norms, rel=CLOSE)
+            shutil.rmtree(tmp_path / "again", ignore_errors=True)
+            await four.save(tmp_path / "again")
+            assert len(list((tmp_path / "again").glob("shard-*"))) == 4 // replicas
+            await four.close()
+    finally:
+        processes.close()

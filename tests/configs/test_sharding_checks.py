@@ -1,0 +1,54 @@
+"""What is wrong with a trainer of several ranks before anything is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from configs.adapter_schema import AdapterConfig
+from configs.checks.sharding_checks import check_sharding
+from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
+
+
+def job(**sections: dict[str, Any]) -> JobConfig:
+    whole = smallest_job()
+    update = {name: getattr(whole, name).model_copy(update=values) for name, values in sections.items()}
+    return whole.model_copy(update=update)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "others", "field", "said"),
+    [
+        ({"backend": "torch", "ranks": 2}, {}, "trainer.ranks", "2, which is for trainer.backend: fsdp, not torch"),
+        ({"backend": "torch", "replicas": 2}, {}, "trainer.replicas", "2, which is for"),
+        ({"backend": "simulated", "offload": True}, {}, "trainer.offload", "true, which is for"),
+        ({"ranks": 4, "replicas": 3}, {}, "trainer.replicas", "3 copies of the weights do not share out 4 ranks"),
+        ({}, {"algorithm": {"name": "ppo"}}, "trainer.backend", "no critic, and algorithm.name: ppo has one"),
+        (
+            {},
+            {"model": {"adapter": AdapterConfig(rank=4)}},
+            "trainer.backend",
+            "whole models, and model.adapter is set",
+        ),
+        ({"service": "shared"}, {}, "trainer.service", "'shared', but a training service shares one process"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_by_key_and_value(
+    trainer: dict[str, Any], others: dict[str, dict[str, Any]], field: str, said: str
+) -> None:
+    [(found, wrong, _)] = check_sharding(job(trainer={"backend": "fsdp"} | trainer, **others))
+    assert found == field
+    assert said in wrong
+
+
+def test_ranks_that_replicas_share_out_are_fine_and_heads_need_not_divide() -> None:
+    for ranks, replicas in ((1, 1), (2, 1), (4, 2), (6, 3), (3, 1)):
+        assert check_sharding(job(trainer={"backend": "fsdp", "ranks": ranks, "replicas": replicas})) == []
+    assert check_sharding(job()) == []
+
+
+def test_a_pass_of_all_ranks_holds_as_many_tokens_as_each_of_them_takes() -> None:
+    trainer = job(trainer={"backend": "fsdp", "ranks": 4, "micro_batch_tokens": 100}).trainer
+    assert trainer.pass_tokens == 400
