@@ -162,7 +162,8 @@ def test_pods_are_evicted_killed_and_unheard_of_and_nothing_is_lost_or_trained_t
         run.kill()
         assert len(pods()) >= 3
         left = set(pods())
-        run.resume(settings=[f"steps={run.rows()[-1]['step'] + 60}"])
+        keys = ["--keys", str(run.run_dir.with_name("head-keys"))]
+        run.resume(settings=[f"steps={run.rows()[-1]['step'] + 60}"], arguments=keys)
         run.wait_until("those of a former life gone", lambda: not left & set(pods()))
         run.finish()
         assert (pods(), admin.get(LEASES).json()["items"]) == ([], [])

@@ -78,7 +78,9 @@ class ApiServer:
 
     def kill(self) -> None:
         """The server, not what it has stored."""
-        self._processes.pop().kill()
+        server = self._processes.pop()
+        server.kill()
+        server.wait()
 
     def stop(self) -> None:
         for process in reversed(self._processes):

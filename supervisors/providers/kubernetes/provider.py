@@ -123,15 +123,11 @@ class KubernetesProvider(BookedProvider):
         namespace = self._api.namespace
         try:
             await self._claim.take()
-            left, _ = await self._api.list(self._owner.selector)
-            for pod in left:
-                self._clean(pod["metadata"]["name"])
+            await self._list()
         except ApiRefused as error:
             raise ProviderError(f"the cluster refuses to look after pods in namespace {namespace}: {error}") from error
         except ApiAway as error:
             raise ProviderError(f"the cluster's API server does not answer: {error}") from error
-        if left:
-            log.warning("pods of a former life are removed", pods=[pod["metadata"]["name"] for pod in left])
         self._refused = ""
         self._lives = [
             asyncio.create_task(self._follow(), name="watch of the pods"),
@@ -242,6 +238,7 @@ class KubernetesProvider(BookedProvider):
             del self._cleaning[pod]
 
         if pod not in self._cleaning:
+            log.info("a pod is removed", pod=pod)
             self._cleaning[pod] = asyncio.create_task(clean(), name=f"delete {pod}")
 
     def _patience(self, name: str) -> Patience:
@@ -277,7 +274,7 @@ class KubernetesProvider(BookedProvider):
         for pod in pods:
             self._look(pod, is_gone=False)
         for name in names.difference(self._node_of):
-            self._clean(name)  # its end has been told, or the answer to its request was given up
+            self._clean(name)  # a former life's; or its end has been told
         for node in made:
             if (machine := self._machines.get(node)) is not None and machine.pod not in names:
                 self._gone(node, machine.words or DELETED, taken=True)
