@@ -123,8 +123,8 @@ class TrainerConfig(Section):
     """``dynamic`` and ``async``, with ``algorithm.kl_coefficient``: while the trainer would wait, it computes reference
     log-probabilities of samples whose siblings are not finished."""
     threads: NonNegativeInt = 0
-    """Torch threads, ``fsdp``: of each rank. 0: all cores, but for a tiny model all but one of them, in async mode half;
-    shared out between ranks."""
+    """Torch threads, ``fsdp``: of each rank. 0: all cores, but for a tiny model all but one of them, in async mode
+    half; shared out between ranks."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, more time."""
     service: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")] | None = None
@@ -136,8 +136,6 @@ class TrainerConfig(Section):
     """``service``: weight among jobs of one priority; twice the share gets twice the time while both wait."""
     project: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "default"
     """``service``: whose quota the job counts against."""
-    ranks: PositiveInt = 1
-    """Processes that train the model together, each with a part of it; all of them end and start as one."""
 
     @property
     def pass_tokens(self) -> int:
