@@ -2,8 +2,12 @@
 
     sync, async   configs/quickstart.yaml with engines and trainer on the device
     killed        the same in sync mode, and SIGKILL to a rollout worker that serves, in mid-run
+    adapter       configs/lora.yaml: an adapter is trained and served
+    ppo           benchmarks/ppo.yaml: a reward model, trained on the device too, a critic and a reference
+    episodes      configs/episodes.yaml: several turns an episode
 
-A run whose reward has not risen, or that has lost a prompt or trained a sample twice, fails its part.
+A run that has lost a prompt or trained a sample twice fails its part, and so does one of the quickstart whose reward
+has not risen. The last three are short: they show that these jobs run there, and not how far they get.
 """
 
 from __future__ import annotations
@@ -22,20 +26,30 @@ from benchmarks._jobs import BenchmarkFailed, prepare_job, run_headrace, samples
 from benchmarks._processes import ROOT
 
 STEPS: Final = 150
+_FEW_STEPS: Final = 20
 _KILL_AFTER: Final = 10
 _SKIP: Final = 5
 """First steps that do not count as speed, and how many of either end make a reward."""
+OTHERS: Final = {
+    "adapter": (ROOT / "configs" / "lora.yaml", ()),
+    "ppo": (ROOT / "benchmarks" / "ppo.yaml", ("reward.train.pairs=1000", "reward.train.steps=60")),
+    "episodes": (ROOT / "configs" / "episodes.yaml", ()),
+}
+"""Jobs other than the quickstart, and what of them is shorter."""
 SHORT: Final = ("model.hidden=32", "model.layers=1", "model.warm_start_steps=30", "algorithm.prompts_per_step=4")
 
 
 def measure(name: str, device: str, scratch: Path, model: Path | None, *, small: bool) -> Result:
-    """One run of the job; ``model``: instead of making one."""
-    file = scratch / "job" / "bench_job.yaml"
+    """One run of the job; ``model``: instead of making the quickstart's."""
+    learns = name not in OTHERS
+    preset, shorter = OTHERS.get(name, (ROOT / "configs" / "quickstart.yaml", ()))
+    file = scratch / f"job_{preset.stem}" / "bench_job.yaml"
     if not file.exists():
-        prepare_job(ROOT / "configs" / "quickstart.yaml", SHORT if small else (), file.parent, model)
+        places = (f"reward.device={device}",) if name == "ppo" else ()
+        prepare_job(preset, (*shorter, *places, *(SHORT if small else ())), file.parent, model if learns else None)
     mode = "async" if name == "async" else "sync"
     settings = [f"rollout.device={device}", f"trainer.device={device}", f"sync.mode={mode}"]
-    settings.append(f"steps={40 if small else STEPS}")
+    settings.append(f"steps={_steps(learns=learns, small=small)}")
     if name == "killed":
         summary, rows, more = _killed(file, scratch / name, settings)
     else:
@@ -53,9 +67,15 @@ def measure(name: str, device: str, scratch: Path, model: Path | None, *, small:
         **more,
     }
     lost = found["prompts_lost"] or found["samples_trained_twice"]
-    if lost or (found["reward_last"] <= found["reward_first"] and not small):
+    if lost or (found["reward_last"] <= found["reward_first"] and learns and not small):
         raise BenchmarkFailed(f"a prompt was lost, a sample trained twice, or the reward has not risen: {found}")
     return found
+
+
+def _steps(*, learns: bool, small: bool) -> int:
+    if learns:
+        return 40 if small else STEPS
+    return 6 if small else _FEW_STEPS
 
 
 def _killed(file: Path, run_dir: Path, settings: Sequence[str]) -> tuple[Row, list[Row], Result]:

@@ -33,11 +33,12 @@ from actors.jobs.stop_tokens import stop_token_ids
 from actors.rollout.engines.torch.branches import one_slot_each, rearranged
 from actors.rollout.engines.torch.decoder import make_decoder
 from actors.rollout.engines.torch.model_loading import load_model as load_for_generation
+from actors.rollout.engines.torch.model_loading import pick_device
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.torch.replicas import Replicas
 from actors.trainer.batching import TrainSample, cut
 from actors.trainer.rules import LearningRule, StepShape
-from actors.trainer.setup import loss_spec
+from actors.trainer.setup import loss_spec, resolve_device
 from configs.loader import load_job
 from configs.schema import JobConfig
 
@@ -71,7 +72,7 @@ class Generator:
         self._max_tokens, self._temperature = job.rollout.max_tokens, job.rollout.temperature
         self._stop = np.array(stop_token_ids(model_path, job.rollout.stop), dtype=np.int64)
         rows = job.algorithm.group_size * job.algorithm.prompts_per_step
-        self._model: Any = load_for_generation(model_path, job.model.dtype, torch.device("cpu"))
+        self._model: Any = load_for_generation(model_path, job.model.dtype, pick_device(job.rollout.device))
         self._decoder = make_decoder(
             self._model,
             "auto",
@@ -120,7 +121,7 @@ class Generator:
         """An exponential race: argmax of p / e with e ~ Exp(1) is a draw from p."""
         logprobs = torch.log_softmax(logits.float() / self._temperature, -1)
         tokens = (logprobs.exp() / torch.empty_like(logprobs).exponential_()).argmax(-1, keepdim=True)
-        return tokens[:, 0].numpy(), logprobs.gather(-1, tokens)[:, 0].numpy()
+        return tokens[:, 0].cpu().numpy(), logprobs.gather(-1, tokens)[:, 0].cpu().numpy()
 
 
 class Learns(Protocol):
@@ -151,7 +152,8 @@ class Learner:
             )
         if algorithm.needs_whole_step:
             raise ValueError("algorithm: the bare loop has one update a step, and whitens nothing")
-        self._replicas = Replicas(BackendSpec(model_path=model_path, threads=threads, replicas=threads))
+        device = resolve_device(trainer.device, trainer.backend)
+        self._replicas = Replicas(BackendSpec(model_path=model_path, threads=threads, replicas=threads, device=device))
         self.model, self._flat = self._replicas.model, self._replicas.parameters
         self._rule = LearningRule(algorithm, job.rollout.max_tokens)
         self._loss = loss_spec(job)

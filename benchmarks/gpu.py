@@ -7,6 +7,7 @@
              residency park and resume of a trainer's state      against the same copies
              memory    bytes a parameter, and a micro-batch's    against docs/guides/real_model.md
              sync, async, killed    the quickstart on the card: its reward rises, nothing is lost
+             adapter, ppo, episodes    short jobs of these kinds on the card
 
 The model is a Qwen3 of 0.6 billion random parameters in bfloat16, made on the spot. Each part is a process of its own
 and says what it found as soon as it has: one that fails appears with its error, the others keep their figures.
@@ -23,14 +24,15 @@ from typing import Any, Final
 from benchmarks._command import Result, command_line, measured, show
 from benchmarks._jobs import BenchmarkFailed, hardware, last_line
 
-PARTS: Final = ("decode", "train", "weights", "sleep", "residency", "memory", "sync", "async", "killed")
+JOBS: Final = ("sync", "async", "killed", "adapter", "ppo", "episodes")
+PARTS: Final = ("decode", "train", "weights", "sleep", "residency", "memory", *JOBS)
 PART_TIMEOUT_S: Final = 240.0
 """Three times what the longest part takes on one H100."""
 
 
 def run_part(name: str, arguments: dict[str, Any]) -> Result:
     """One part's figures; ``{"error": …}`` if it failed."""
-    module = "_gpu_jobs" if name in ("sync", "async", "killed") else "_gpu_parts"
+    module = "_gpu_jobs" if name in JOBS else "_gpu_parts"
     command = [sys.executable, "-m", f"benchmarks.{module}", name, json.dumps(arguments)]
     try:
         return json.loads(last_line(command, timeout_s=PART_TIMEOUT_S))
@@ -66,7 +68,7 @@ def parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help="names, with commas")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny model and short jobs: whether it works at all")
-    parser.add_argument("--model", type=Path, help="for the jobs, instead of making the quickstart's")
+    parser.add_argument("--model", type=Path, help="for the quickstart, instead of making its own")
     options = parser.parse_args(args)
     if unknown := [name for name in options.parts.split(",") if name not in PARTS]:
         parser.error(f"--parts: there is no {unknown[0]!r}; expected some of {', '.join(PARTS)}")

@@ -76,7 +76,7 @@ _OURS: Final[dict[str, tuple[str, str]]] = {
     "max_prompt_length": ("data.max_prompt_tokens", ""),
     "prompt_max_len": ("data.max_prompt_tokens", ""),
     "num_workers": ("rollout.workers", ""),
-    "num_gpus": ("rollout.workers", "worker processes, each on a device of its own where there are several"),
+    "num_gpus": ("rollout.workers", "worker processes, each on the device that the fewest others use"),
     "stop_strings": ("rollout.stop", ""),
     "stop_sequences": ("rollout.stop", ""),
     "max_num_seqs": ("rollout.max_running", ""),

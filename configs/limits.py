@@ -53,18 +53,6 @@ class Limits(EnvironmentLimits):
         default=2.0,
         description="before its notice ends a worker hands back what runs: a step, and the last tokens' way",
     )
-    cluster_answer_s: float = Field(
-        default=10.0, description="Kubernetes: a request that takes longer has not been answered, and is made again"
-    )
-    cluster_look_s: float = Field(
-        default=60.0, description="Kubernetes: all pods are listed so often, should a watch have gone silent"
-    )
-    cluster_end_s: float = Field(
-        default=30.0, description="Kubernetes: a pod whose grace period is over by this is removed: its node is lost"
-    )
-    cluster_claim_s: float = Field(
-        default=15.0, gt=0, description="Kubernetes: a head that is silent for this long owns its pods no more"
-    )
     function_start_s: float = Field(
         default=60.0, description="functions: a machine that was ordered joins within this time, or is given up"
     )

@@ -48,3 +48,8 @@ def rank_name(leader: str, rank: int) -> str:
 def leader_of(name: str) -> str:
     """Name of who leads the rank group of ``name``: another one if that is a follower, else itself."""
     return _RANK.sub("", name)
+
+
+def follows(name: str) -> bool:
+    """Whether that is the name of a rank that another one leads."""
+    return leader_of(name) != name

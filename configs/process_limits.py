@@ -106,13 +106,21 @@ class ProcessLimits(BaseModel):
     )
     cluster_answer_s: float = Field(
         default=30.0,
-        description="a cluster's command answers within this; Slurm's own patience is 10 s, some tries long",
+        description="a cluster answers within this; Slurm's own patience is 10 s, some tries long",
     )
     cluster_early_s: float = Field(
         default=60.0, description="Slurm tells jobs of the end of their time up to a minute earlier than asked"
     )
     cluster_end_s: float = Field(
-        default=60.0, description="what was cancelled is gone within this: Slurm kills after KillWait, 30 s by default"
+        default=60.0,
+        description="beyond its notice, what was told to go is gone within this: Slurm kills after KillWait, 30 s by "
+        "default, and a Kubernetes node that is lost says nothing",
+    )
+    cluster_list_s: float = Field(
+        default=60.0, gt=0, description="Kubernetes: all pods are listed so often, should a watch have gone silent"
+    )
+    cluster_claim_s: float = Field(
+        default=15.0, gt=0, description="Kubernetes: a head that is silent for this long owns its pods no more"
     )
     start_attempts_max: int = Field(
         default=3, description="a child that was never ready is not tried more often in a row"

@@ -9,6 +9,7 @@ from pydantic import Field
 from configs.adapter_schema import AdapterConfig
 from configs.episode_schema import EnvironmentConfig, GatewayConfig
 from configs.evaluation_schema import SEED_OFFSET, EvaluationConfig
+from configs.kubernetes_schema import KubernetesConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
 from configs.provider_schema import SlurmConfig
@@ -122,8 +123,8 @@ class TrainerConfig(Section):
     """``dynamic`` and ``async``, with ``algorithm.kl_coefficient``: while the trainer would wait, it computes reference
     log-probabilities of samples whose siblings are not finished."""
     threads: NonNegativeInt = 0
-    """Torch threads, of each rank. 0: all cores, but for a tiny model all but one of them, in async mode half; ranks
-    share them out."""
+    """Torch threads, ``fsdp``: of each rank. 0: all cores, but for a tiny model all but one of them, in async mode
+    half; shared out between ranks."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, more time."""
     service: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")] | None = None
@@ -259,20 +260,29 @@ class SpotConfig(Section):
     speed: PositiveFloat = 1.0
     """The trace runs this much faster than it was recorded."""
     notice_s: Annotated[float, Field(ge=0)] = 0.0
-    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
-    is still there after it is told to go, which is the partition's ``GraceTime``."""
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none."""
     nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` needs it: so many are kept."""
+    """Machines taken at most, of those that the trace offers; unset: all."""
 
 
 class ProviderConfig(SpotConfig):
     """Who brings machines up and takes them away while the job runs. Needs ``cluster.place_rollout: elastic``."""
 
-    kind: Literal["none", "local", "functions", "slurm"] = "none"
+    kind: Literal["none", "local", "functions", "slurm", "kubernetes"] = "none"
     """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine, as ``trace`` says.
     ``functions``: machines of one worker each that are started as a step's plan wants them, sleep once they have
-    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster."""
+    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster.
+    ``kubernetes``: pods."""
     slurm: SlurmConfig = SlurmConfig()
+    kubernetes: KubernetesConfig | None = None
+    """``kubernetes``: what its pods are; needed there."""
+    notice_s: Annotated[float, Field(ge=0)] = 0.0
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
+    is still there after it is told to go, which is the partition's ``GraceTime``. ``kubernetes``: the grace period of
+    its pods."""
+    nodes_max: PositiveInt | None = None
+    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` and ``kubernetes`` need it: so many
+    are kept."""
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"
@@ -291,7 +301,7 @@ class ProviderConfig(SpotConfig):
     @property
     def brings_hosts(self) -> bool:
         """Whether its machines are other hosts, which join at ``cluster.listen``."""
-        return self.kind == "slurm"
+        return self.kind in ("slurm", "kubernetes")
 
 
 class MetricsConfig(Section):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -116,9 +117,15 @@ def _explain(root: type[BaseModel], error: dict[str, Any], where: Where) -> Prob
     return Problem(where(field), field, f"{shown} is not allowed: expected {expected}", fix)
 
 
+_NUMBERED_DEVICE: Final = re.compile(r"^cuda:(\d+)$")
+
+
 def _one_of(place: str, field: str, value: object, shown: str, choices: list[str]) -> Problem:
     if (instead := _FORMER_CHOICES.get(str(value))) in choices:
         return Problem(place, field, f"{shown} is no longer a choice", f"Write {instead} instead")
+    if "cuda" in choices and (found := _NUMBERED_DEVICE.match(str(value))) is not None:
+        wrong = f"{shown} is not one of {', '.join(choices)}: each process is given a device, and sees no other"
+        return Problem(place, field, wrong, f"Write cuda, and name the machine's devices with --devices {found[1]},")
     near = difflib.get_close_matches(str(value), choices, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}"
     return Problem(place, field, f"{shown} is not one of {', '.join(choices)}", fix)

@@ -16,7 +16,7 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 
 _TOGETHER: Final = {
-    "chaos": ("tests/chaos/*.py",),
+    "chaos": ("tests/chaos/*.py", "tests/hosts/*.py"),
     "processes": (
         "tests/benchmarks/*.py",
         "tests/benchmarks/peers/*.py",

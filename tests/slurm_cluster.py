@@ -19,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -104,16 +105,23 @@ class SlurmCluster:
         self._daemon("munged", "--force", "--key-file", str(key), "--socket", str(at / "munge.socket"), "--pid-file",
                      str(at / "munged.pid"), "--log-file", str(at / "munged.log"), "--seed-file", str(seed),
                      "--num-threads", "2")  # fmt: skip
-        self.start_controller()
+        self._daemon("slurmctld", "-i")
         for node in self.nodes:
             (at / f"spool-{node}").mkdir()
             self._daemon("slurmd", "-N", node)
         self.until("all nodes idle", lambda: self.idle() == count)
 
     def start_controller(self) -> None:
-        self._daemon("slurmctld", "-i")
+        """Again, with what it has written down."""
+        self._daemon("slurmctld")
+        self.until("all nodes", lambda: self._states().count("alloc") + self.idle() == len(self.nodes))
 
     def kill_controller(self) -> None:
+        """Once it has written down which jobs run: what it has not, it forgets."""
+        begun = self.command("squeue", "-h", "-t", "running", "-o", "%S").split()
+        newest_s = max(datetime.fromisoformat(at).timestamp() for at in begun)
+        kept = self.directory / "state" / "job_state"
+        self.until("the controller's state", lambda: kept.stat().st_mtime > newest_s + 1)
         os.kill(self._pid("slurmctld"), signal.SIGKILL)
 
     def stop(self) -> None:
@@ -149,10 +157,15 @@ class SlurmCluster:
         return self.command("squeue", "-h", "--name", name, "-o", "%N").split()[0]
 
     def idle(self) -> int:
-        return self.command("sinfo", "-h", "-N", "-p", "spot", "-o", "%t", check=False).split().count("idle")
+        """Number of nodes that are free, and answer."""
+        return self._states().count("idle")
 
-    def set_node(self, node: str, state: str) -> None:
-        self.command("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=test")
+    def _states(self) -> list[str]:
+        return self.command("sinfo", "-h", "-N", "-p", "spot", "-o", "%t", check=False).split()
+
+    def take_down(self, node: str) -> None:
+        """Its slurmd lives, so it comes back by itself (ReturnToService)."""
+        self.command("scontrol", "update", f"NodeName={node}", "State=down", "Reason=test")
 
     def occupy(self, name: str, nodes: int, partition: str = "high") -> None:
         """A job of somebody else's, which does nothing."""

@@ -98,6 +98,8 @@ def test_the_command_line_is_frozen() -> None:
         "actor": [],
         "lead": [],
         "held": [],
+        "slurm": [],
+        "slurm template": ["--dir", "--keys", "job"],
         "ctl": ["--control", "--json", "--keys", "--timeout"],
         "ctl submit": ["--json", "--set", "job"],
         "ctl jobs": ["--json"],

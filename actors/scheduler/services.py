@@ -19,7 +19,7 @@ from actors.protocol.services import RegisterService
 from actors.scheduler.grants import Grants
 from actors.scheduler.scoring import Scoring
 from actors.scheduler.steps import Steps
-from configs.names import leader_of
+from configs.names import follows
 from transport.address import ActorAddress, PeerId
 
 
@@ -38,7 +38,7 @@ class Services:
         NotAccepted: a rank offers somebody else.
         """
         scope, role = self._scope, offer.role
-        is_rank = leader_of(role) != role
+        is_rank = follows(role)
         by_rank = sender is not None and sender_of(sender.name).kind is SenderKind.RANK
         if by_rank and (not is_rank or (role, sender) != (offer.address.name, offer.address.peer)):
             raise NotAccepted(f"{sender} offers {offer.address} as {role}: a rank registers itself alone")
@@ -68,7 +68,7 @@ class Services:
         for role, address in list(scope.services.items()):
             if _same_life(address, news.address):
                 scope.event("service_down", role=role, reason=news.reason, detail=news.detail)
-                if news.reason is not Gone.STOPPED and leader_of(role) == role:
+                if news.reason is not Gone.STOPPED and not follows(role):
                     self._fleet.recoveries.mark_crashed(role)
                 if role == "trainer":
                     self._fleet.recoveries.lost(role, scope.ctx.now())

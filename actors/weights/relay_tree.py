@@ -12,13 +12,14 @@ Invariants
 - Whoever can be fed from within its site is: a version enters another site once, and again only when its feed failed.
 - Nobody is fed by its own descendant, so there is no circle.
 - Who complains about its feed gets another one; the feed's other children do the same when they notice.
-- Machines of which one could not feed the other are ``apart``, with the versions that come next, too: two nodes that
-  cannot reach each other find that out once, and not with each version.
+- Nodes of which one could not feed the other are ``apart``, with the versions that come next, too: two that cannot
+  reach each other find that out once, and not with each version.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from transport.address import ActorAddress
@@ -34,14 +35,19 @@ class Place:
     maps: bool
 
 
+def nodes_of(puller: ActorAddress, feed: ActorAddress) -> frozenset[str]:
+    """The nodes on which these two run."""
+    return frozenset(address.peer.name.partition(".")[0] for address in (puller, feed))
+
+
 class RelayTree:
     """Arranges who feeds whom with one version. ``site``: where the server is."""
 
-    def __init__(self, children_max: int, site: str = "", apart: set[tuple[str, str]] | None = None) -> None:
+    def __init__(self, children_max: int, site: str = "", apart: AbstractSet[frozenset[str]] = frozenset()) -> None:
         self._children_max = children_max
         self._site = site
-        self._apart = apart if apart is not None else set[tuple[str, str]]()
-        """Hosts of which the first was fed by the second in vain; the trees of several versions may share them."""
+        self._apart = apart
+        """Pairs of nodes, as ``nodes_of`` names them, that could not feed each other; shared by several trees."""
         self._places: dict[ActorAddress, Place] = {}
         """Place of each puller, in the order in which they came, so those that have most come first."""
 
@@ -50,8 +56,8 @@ class RelayTree:
         for former in [p for p, at in self._places.items() if at.host == host and p.name == puller.name]:
             if former != puller:  # an earlier life
                 del self._places[former]
-        if avoid is not None and (failed := self._places.pop(avoid, None)) is not None:
-            self._apart.add((host, failed.host))
+        if avoid is not None:
+            self._places.pop(avoid, None)
         known = self._places.get(puller)
         if known is None or (avoid is not None and known.feed == avoid):
             known = self._places[puller] = self._choose(puller, host, site)
@@ -64,7 +70,7 @@ class RelayTree:
                 return Place(host, site, other, maps=True)
         children = self._children(but=puller)
         for feed in self._feeds(site):
-            if feed is not None and (host, self._places[feed].host) in self._apart:
+            if feed is not None and nodes_of(puller, feed) in self._apart:
                 continue
             if feed not in fed and children[feed, self._site_of(feed) == site] < self._children_max:
                 return Place(host, site, feed, maps=False)

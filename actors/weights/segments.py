@@ -316,7 +316,11 @@ def own_site() -> str:
 
 
 def host_id() -> str:
-    """Names this machine's memory: two processes with equal ids may map each other's segments."""
+    """Names this machine's memory: two processes with equal ids may map each other's segments.
+
+    It is the host's name, the kernel's boot and the device of the file system that shared memory is. So containers of
+    one machine that have a /dev/shm each are two, even if they share its network and its name.
+    """
     simulated = SIMULATED_HOST.get()
     return _own_host_id() if simulated is None else simulated.name
 
@@ -324,4 +328,6 @@ def host_id() -> str:
 @cache
 def _own_host_id() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"
+    return (
+        f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}/{segment_directory().stat().st_dev:x}"
+    )

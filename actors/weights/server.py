@@ -50,7 +50,7 @@ from actors.weights.manifest import check_manifest, same_layout, whole_chunk, wr
 from actors.weights.mapped import Mapped, MappedVersions
 from actors.weights.memory import PARALLEL_BYTES, STEP_BYTES, damaged_chunks, map_segment, warm, warm_chunks
 from actors.weights.pace import Pace
-from actors.weights.relay_tree import RelayTree
+from actors.weights.relay_tree import RelayTree, nodes_of
 from actors.weights.segments import host_id, own_site, read_manifests, remove_segment, write_manifest
 
 _AHEAD_CHUNKS: Final = 4
@@ -75,8 +75,8 @@ class WeightServer(RegisteredActor):
         self._job_weights = args.job_config.weights
         self._held: dict[int, tuple[Path, Manifest]] = {}
         self._trees: dict[int, RelayTree] = {}
-        self._apart: set[tuple[str, str]] = set()
-        """Hosts that could not be fed one by the other; see ``RelayTree``."""
+        self._apart: set[frozenset[str]] = set()
+        """Pairs of nodes of which one could not feed the other; see ``RelayTree``."""
         self._forget_s = 0.0
         """Time at which they are tried again."""
         self._sources: dict[tuple[int, int], DeltaSource] = {}
@@ -174,6 +174,8 @@ class WeightServer(RegisteredActor):
         version = self.newest if message.policy_version < 0 else message.policy_version
         segment, manifest = self._held.get(version, (Path(), None))
         place = None
+        if message.puller is not None and message.avoid is not None:  # of this version, or of one that is retired now
+            self._apart.add(nodes_of(message.puller, message.avoid))
         if manifest is not None and message.puller is not None and message.host != host_id():
             place = self._tree(version).place(message.puller, message.host, message.site, message.avoid)
         return ManifestReply(

@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+from actors.weights.segments import remove_segments
 from benchmarks.check_gpu import report
 from benchmarks.check_gpu.parts import PARTS, Part, Place
 from benchmarks.check_gpu.running import Result, run
@@ -100,7 +101,11 @@ def main(args: Sequence[str]) -> int:
         parser.error(f"--parts: there is no {unknown[0]!r}; expected some of {', '.join(PARTS)}")
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as scratch:
         check = Check(options.device, names, options.report, Path(scratch))
-        check.run()
+        try:
+            check.run()
+        finally:  # a run that was killed has left its weights in shared memory
+            for file in Path(scratch).rglob("memory.id"):
+                remove_segments(file.parent)
     print(f"{options.report}: what ran on what, and the figures")
     print(report.last_line(check.results), flush=True)
     return int(any(result.outcome == "failed" for result in check.results.values()))

@@ -58,7 +58,7 @@ def _suite(shows: str, files: Sequence[str], *, on_cuda: str = "", on_cpu: str =
     """Tests of ``files``; ``on_cuda`` and ``on_cpu`` choose among them by name, after the mark."""
 
     def command(place: Place) -> list[str]:
-        mark, names = ("not gpu", on_cpu) if place.on_cpu else ("gpu", on_cuda)
+        mark, names = ("not gpu and not long", on_cpu) if place.on_cpu else ("gpu", on_cuda)
         options = ["-q", "-p", "no:cacheprovider", f"--junitxml={_report_of(place)}", f"--basetemp={place.directory}/t"]
         options += ["-m", mark, *(["-k", names] if names else []), *_processes()]
         return [sys.executable, "-m", "pytest", *files, *options]
@@ -174,6 +174,12 @@ def _no_vllm(place: Place) -> str:
 
 ENGINE: Final = ["tests/contracts/test_rollout_engine_contract.py", "tests/actors/rollout"]
 BACKEND: Final = ["tests/contracts/test_train_backend_contract.py", "tests/contracts/test_parkable_contract.py"]
+WEIGHTS: Final = ["tests/contracts/test_weights_contract.py"]
+OTHER_MODELS: Final = [
+    "tests/actors/environments/test_model_scorer.py",
+    "tests/actors/reward_training/test_training.py",
+    "tests/contracts/test_length_model_contract.py",
+]
 
 PARTS: Final[dict[str, Part]] = {
     "engine": _suite(
@@ -182,17 +188,27 @@ PARTS: Final[dict[str, Part]] = {
     "backend": _suite(
         "the train backend keeps its contract", BACKEND, on_cuda="not fsdp", on_cpu="torch and not service and not fsdp"
     ),
+    "fsdp": _suite("the sharded train backend keeps its contract", BACKEND[:1], on_cuda="fsdp", on_cpu="fsdp"),
+    "weights": _suite("what is published is what is served, and scores alike", WEIGHTS),
+    "other_models": _suite(
+        "reward models score and are trained, and response lengths are predicted", OTHER_MODELS,
+        on_cpu="each_gets or what_is_written or made",
+    ),
     "quickstart": _bench_gpu("the quickstart learns, and nothing is lost or trained twice", "sync", _JOB),
     "weight_load": _bench_gpu(
         "a version is published, and mapped, verified and loaded, beside plain copies", "weights",
         {"bytes": "bytes", "publish_over_copies": "ratio_publish_stall", "load_over_copies": "ratio_map_and_load"},
     ),
+    "adapter": _bench_gpu("an adapter is trained and served", "adapter", _JOB),
+    "ppo": _bench_gpu("a reward model is trained and scores, a critic learns, a reference judges", "ppo", _JOB),
+    "episodes": _bench_gpu("episodes of several turns are played and trained", "episodes", _JOB),
     "loop": _measurement(
         "whole jobs run beside a bare loop on the same device", _loop,
         {"ratio": "async.ratio", "samples/s": "async.ours_samples_per_second", "bare": "async.loop_samples_per_second"},
     ),
     "vllm": _suite(
-        "the vLLM engine keeps its contract", ENGINE[:1], on_cuda="vllm", on_cpu="vllm", missing=_no_vllm, limit_s=240.0
+        "the vLLM engine keeps its contract", ENGINE[:1], on_cuda="vllm", on_cpu="vllm and not ranks",
+        missing=_no_vllm, limit_s=240.0,
     ),
 }  # fmt: skip
 """By name, in the order in which they run."""

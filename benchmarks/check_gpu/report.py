@@ -1,12 +1,14 @@
-"""The report of a check, in Markdown: device, driver and versions; each part with its result and figures; what failed."""
+"""The report of a check, in Markdown: device, driver and versions, each part with its result and figures."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.check_gpu.running import Result
+
+_SMALL: Final = "Measurements are of small models and short jobs: they say that it works, and not how fast."
 
 
 def last_line(results: Mapping[str, Result]) -> str:
@@ -17,7 +19,7 @@ def last_line(results: Mapping[str, Result]) -> str:
 
 def markdown(facts: Mapping[str, Any], results: Mapping[str, Result], parts: Mapping[str, str], *, device: str) -> str:
     """The whole report; ``parts`` says of each part what it shows."""
-    lines = [_title(facts, device), "", *_machine(facts), ""]
+    lines = [_title(facts, device), "", *([_SMALL, ""] if device == "cpu" else []), *_machine(facts), ""]
     lines += ["| part | shows that | result | seconds | figures |", "|---|---|---|---|---|"]
     for name, result in results.items():
         lines.append(f"| {name} | {parts[name]} | {result.outcome} | {result.seconds:.0f} | {_figures(result)} |")

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Final
 
+from configs.checks.kubernetes_checks import check_kubernetes
 from configs.provider_schema import SlurmConfig
 from configs.schema import JobConfig, ProviderConfig, SpotConfig
 
@@ -16,10 +17,11 @@ Found = tuple[str, str, str]
 _TRACE_KEYS = tuple(SpotConfig.model_fields)
 _FUNCTION_KEYS = ("machines", "idle_s", "bill_rounding_s", "asleep_price", "prewarm_buffer_s")
 _FOREIGN: Final = {
-    "none": (*_TRACE_KEYS, "slots", *_FUNCTION_KEYS, "slurm"),
-    "local": (*_FUNCTION_KEYS, "slurm"),
-    "functions": (*_TRACE_KEYS, "slurm"),
-    "slurm": ("trace", "speed", *_FUNCTION_KEYS),
+    "none": (*_TRACE_KEYS, "slots", *_FUNCTION_KEYS, "slurm", "kubernetes"),
+    "local": (*_FUNCTION_KEYS, "slurm", "kubernetes"),
+    "functions": (*_TRACE_KEYS, "slurm", "kubernetes"),
+    "slurm": ("trace", "speed", *_FUNCTION_KEYS, "kubernetes"),
+    "kubernetes": ("trace", "speed", *_FUNCTION_KEYS, "slurm"),
 }
 """Kind → the keys of the section that say nothing to it."""
 _TIME: Final = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|infinite|unlimited", re.IGNORECASE)
@@ -34,7 +36,7 @@ def check_provider(job: JobConfig) -> list[Found]:
     provider, cluster, default = job.provider, job.cluster, ProviderConfig()
     others = [name for name in _FOREIGN[provider.kind] if getattr(provider, name) != getattr(default, name)]
     right = "functions" if others and others[0] in _FUNCTION_KEYS else "local"
-    right = "slurm" if others and others[0] == "slurm" else right
+    right = others[0] if others and others[0] in ("slurm", "kubernetes") else right
     fix = f"Set provider.kind to {right}, or leave {'the section' if provider.kind == 'none' else 'it'} out"
     found = [(f"provider.{name}", f"is set, but provider.kind is {provider.kind}", fix) for name in others[:1]]
     if provider.kind == "none":
@@ -45,7 +47,8 @@ def check_provider(job: JobConfig) -> list[Found]:
     if provider.kind == "functions":
         return [*found, *_check_functions(job)]
     if provider.brings_hosts:
-        return [*found, *_check_hosts(job), *_check_slurm(provider.slurm)]
+        own = _check_slurm(provider.slurm) if provider.kind == "slurm" else check_kubernetes(provider.kubernetes)
+        return [*found, *_check_hosts(job), *own]
     if provider.trace is None:
         found.append(("provider.trace", "is missing, and provider.kind is local", "Name a file; see configs/traces"))
     elif not Path(provider.trace).is_file():

@@ -26,6 +26,7 @@ from supervisors.cli.samples import samples
 from supervisors.cli.schema import schema
 from supervisors.cli.serve import head, node
 from supervisors.cli.simulate import simulate
+from supervisors.cli.slurm import slurm
 from supervisors.cli.train_reward import train_reward
 from supervisors.cli.version import version
 
@@ -48,6 +49,7 @@ def headrace(
 
 
 app.add_typer(ctl, name="ctl")
+app.add_typer(slurm, name="slurm")
 for command in (run, new, check, schema, runs, head, node, doctor):
     app.command()(command)
 app.command(

@@ -16,7 +16,7 @@ from configs.hub_names import is_hub_data
 from configs.local_paths import RUN_ROOT
 from configs.schema import JobConfig
 from configs.services import ServiceConfig
-from supervisors.cli.command import EXIT_BAD_CONFIG, Json, fail
+from supervisors.cli.command import EXIT_BAD_CONFIG, Json, devices_of_this_machine, fail
 from supervisors.cli.run import Overrides, load_faults
 from supervisors.cli.services_file import ServicesFile, check_served, services_of
 
@@ -41,6 +41,7 @@ def check(
         plan = load_faults(faults, loaded)
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
+    devices_of_this_machine(None, loaded)
     if json_:
         print(json.dumps(loaded.model_dump(mode="json")), flush=True)
         return

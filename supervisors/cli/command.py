@@ -18,6 +18,7 @@ from configs.errors import ConfigError, Problem
 from transport.errors import HeadraceError
 
 if TYPE_CHECKING:
+    from configs.schema import JobConfig
     from supervisors.machine.devices import Devices
 
 EXIT_FINISHED: Final = 0
@@ -91,14 +92,22 @@ def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str |
     refuse_bad_sockets(check_both)
 
 
-def devices_of_this_machine(option: str | None) -> Devices:
-    """What ``--devices`` leaves of them; ends the command with exit code 2 if it asks for what is not there."""
-    from supervisors.machine.devices import NoSuchDevices, find_devices
+def devices_of_this_machine(option: str | None, *jobs: JobConfig) -> Devices:
+    """What ``--devices`` leaves of them; ends the command with exit code 2 if that, or a job, asks for more."""
+    from supervisors.jobs.device_needs import device_problems
+    from supervisors.machine.devices import find_devices
+    from supervisors.tree.errors import NoSuchDevices
 
     try:
-        return find_devices(option)
+        found = find_devices(option)
     except NoSuchDevices as error:
         fail(str(error), EXIT_BAD_CONFIG)
+    problems = [
+        Problem(f"job {job.name}", *problem) for job in jobs for problem in device_problems(job, len(found.ids))
+    ]
+    if problems:
+        fail(str(ConfigError(problems)), EXIT_BAD_CONFIG)
+    return found
 
 
 def refuse_bad_sockets(check: Callable[[], None]) -> None:

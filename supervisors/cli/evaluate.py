@@ -123,7 +123,7 @@ def _evaluate(job: Any, run_dir: Path, console: Console) -> tuple[dict[str, Any]
     from supervisors.trees import run_job
 
     console.print(harmless(f"{job.name}: run directory {run_dir}"), soft_wrap=True, markup=False)
-    found = devices_of_this_machine(None)
+    found = devices_of_this_machine(None, job)
     with ProgressView(console) as view:
         summary = finish(
             lambda: run_job(job, run_dir, resume=False, control=None, on_progress=view.update, devices=found)

@@ -98,7 +98,7 @@ def run(
         plan = load_faults(faults, loaded)
         check_sockets(keys, control_keys, listen=loaded.listen, at=control)
         check_enough_for(loaded.rollout.workers)
-        found = devices_of_this_machine(devices)
+        found = devices_of_this_machine(devices, loaded)
         where = f"--resume {resume}" if resume is not None else f"--dir {dir_ or RUN_ROOT}"
         lock, news = own_run_directory(resume or dir_, loaded, resume=resume is not None, where=where)
     except (ConfigError, DirectoryInUse) as error:

@@ -84,7 +84,7 @@ def run_several(
         listen = next((job.cluster.listen for job in jobs if job.cluster.nodes), None)
         check_sockets(keys, control_keys, listen=listen, at=control)
         check_enough_for(sum(job.rollout.workers for job in jobs))
-        found = devices_of_this_machine(devices)
+        found = devices_of_this_machine(devices, *jobs)
         directory = resume or dir_ or make_run_directory(RUN_ROOT, _name(jobs))
         lock = RunLock.take(directory)
     except (ConfigError, DirectoryInUse) as error:

@@ -26,6 +26,7 @@ from supervisors.head.allowed_functions import check_allowed
 from supervisors.head.service_operations import ServiceOperations
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
+from supervisors.jobs.device_needs import device_problems
 from supervisors.jobs.job_run import JobRun
 from supervisors.jobs.run_record import write_record
 from supervisors.jobs.worker_room import Room
@@ -69,6 +70,7 @@ class Operations:
         if (kind := config.provider.kind) != "none":  # machines are started by the machine process of a single run
             wrong = f"{kind}, and a head starts no machines for jobs that are submitted to it"
             problems.append(("provider.kind", wrong, "Use headrace run, or leave provider out and start headrace node"))
+        problems += device_problems(config, self._head.nodes.devices_here)
         if problems:
             raise ConfigError([Problem("the submitted job", *found) for found in problems])
         await self._free(config.name)
@@ -358,8 +360,8 @@ def _machine(node: Node) -> Plain:
         "node": node.name,
         "kind": node.kind,
         "state": "draining" if node.draining else "running",
-        "slots": node.slots,
-        "slots_used": node.slots_used,
+        "slots": None if node.local else node.slots,  # the job file says how many workers the head's own machine has
+        "slots_used": None if node.local else node.slots_used,
         "devices": list(node.devices.ids),
         "free": list(node.devices.free),
         "given": {device: sorted(users) for device, users in node.devices.users.items()},

@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from actors.core.errors import AskError
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
     from actors.core.context import Context
 
 
-async def adopt(context: Context, nodes: Nodes, process: str, actor: str) -> Running | None:
+async def adopt(
+    context: Context, nodes: Nodes, process: str, actor: str, *, group: Collection[str] = ()
+) -> Running | None:
     """Become the owner of ``process``, wherever it runs; None if no node's agent has it.
 
     Args:
         context: of the supervisor, which is the new owner.
         actor: the process's main actor.
+        group: the processes of its rank group, with which it has one place.
     """
     for node in nodes.present:
         try:
@@ -41,7 +45,7 @@ async def adopt(context: Context, nodes: Nodes, process: str, actor: str) -> Run
             context.log.warning("a node agent does not answer; its processes are not adopted", why=str(error))
             continue
         if found is not None:
-            nodes.place(process, node.name, found.devices)
+            nodes.place(process, node.name, found.devices, group)
             what = (node.name, found.pid, found.incarnation, found.addresses)
             return running_process(context, node.agent, process, actor, *what, adopted=True)
     return None

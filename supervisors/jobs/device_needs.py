@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from configs.schema import JobConfig
 from configs.services import ServiceConfig
+from configs.validation import Finding
 
 
 def devices_wanted(job: JobConfig, role: str) -> int | None:
@@ -37,6 +38,30 @@ def devices_wanted(job: JobConfig, role: str) -> int | None:
 def devices_wanted_by_service(service: ServiceConfig) -> int:
     """The same of a training service: it is the trainer of all of its jobs."""
     return int(service.backend != "simulated" and service.device != "cpu")
+
+
+def device_problems(job: JobConfig, here: int) -> list[Finding]:
+    """Keys of ``job`` that want more devices of the head's machine than the ``here`` that it has.
+
+    A machine without any computes ranks on its cores. What other machines have is known when they join: none is chosen
+    that has too few (``Nodes.choose``).
+    """
+    found: list[Finding] = []
+    ranks = job.trainer.ranks
+    if ranks > here > 0 and devices_wanted(job, "trainer") and not job.only_evaluates:
+        wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"
+        found.append(("trainer.ranks", wrong, f"Set it to at most {here}, or trainer.device to cpu"))
+    ranks = job.rollout.tensor_parallel
+    if ranks > here > 0 and devices_wanted(job, "rollout") and _generates_here(job):
+        wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"
+        found.append(("rollout.tensor_parallel", wrong, f"Set it to at most {here}, or let others generate (nodes)"))
+    return found
+
+
+def _generates_here(job: JobConfig) -> bool:
+    """Whether the head's machine has rollout workers, or has them while no other machine is there."""
+    place = job.cluster.place_rollout
+    return job.rollout.workers > 0 and (place in ("local", "elastic") or (place == "spread" and not job.cluster.nodes))
 
 
 def _by_rewards(job: JobConfig) -> int | None:

@@ -36,19 +36,20 @@ class ElasticPool:
     """A pool belongs to one job. ``start`` it when the supervisor runs, ``stop`` it before the supervisor is stopped.
 
     Args:
-        make: a worker's name and its node's name, to a spec that starts it there and nowhere else.
+        make: a worker's name and its node's name, to specs that start it, with its ranks, there and nowhere else.
         drain: has a worker hand back its samples, within so many seconds, and removes it; 0: at once.
         release: a worker of a node that is gone has no place there any more, should the node come back.
         record: into events.jsonl.
         now: the clock.
         share: what of the machines is this job's; default: all.
+        ranks: processes, each with a device of its own, of one worker.
     """
 
     def __init__(
         self,
         nodes: Nodes,
         supervisor: Supervisor,
-        make: Callable[[str, str], ChildSpec],
+        make: Callable[[str, str], list[ChildSpec]],
         drain: Callable[[str, float], Awaitable[bool]],
         release: Callable[[str], None],
         record: Record,
@@ -56,6 +57,7 @@ class ElasticPool:
         limits: Limits,
         now: Callable[[], float],
         share: PoolShare = WHOLE,
+        ranks: int = 1,
     ) -> None:
         self._nodes = nodes
         self._supervisor = supervisor
@@ -66,6 +68,7 @@ class ElasticPool:
         self._limits = limits
         self._now = now
         self._share = share
+        self._ranks = ranks
         self._workers: dict[str, str] = {}
         self._most: int | None = None
         self._known: dict[str, str] = {}
@@ -117,7 +120,7 @@ class ElasticPool:
             (worker, name)
             for name, node in there.items()
             if not node.draining and name not in self._passed_over
-            for worker in worker_names(node)
+            for worker in worker_names(node, self._ranks)
         ]
         granted = self._share.granted([worker for worker, _ in places], self._most)
         places = [(worker, name) for worker, name in places if worker in granted][: self._most]
@@ -171,7 +174,7 @@ class ElasticPool:
             self._workers[worker] = node
             self._share.took(worker)
             try:
-                self._supervisor.add_child(self._make(worker, node))
+                self._supervisor.add_children(self._make(worker, node))
             except ValueError:  # the one before it is still being removed; ``_remove`` looks again
                 del self._workers[worker]
 
@@ -215,6 +218,6 @@ class ElasticPool:
         task.add_done_callback(self._tasks.discard)
 
 
-def worker_names(node: Node) -> list[str]:
+def worker_names(node: Node, ranks: int) -> list[str]:
     """Names of the workers that ``node`` takes."""
-    return [f"rollout-{node.name}" + (f".{slot}" if slot else "") for slot in range(node.slots)]
+    return [f"rollout-{node.name}" + (f".{slot}" if slot else "") for slot in range(node.room(ranks))]

@@ -30,6 +30,7 @@ from configs.schema import JobConfig
 from supervisors.jobs.abandonable import Abandonable
 from supervisors.jobs.cost_meter import HOUR_S, CostMeter
 from supervisors.jobs.data_preparation import prepare_data
+from supervisors.jobs.device_needs import device_problems
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import prepare_model
@@ -119,11 +120,13 @@ class JobRun:
         """Build the tree and wait until every process is ready. False: interrupted before it began.
 
         Raises:
-            HeadraceError: the model could not be had, no service can serve it, a node is missing, or a process never
-            became ready.
+            HeadraceError: the machine has too few devices, the model could not be had, no service can serve it, a node
+                is missing, or a process never became ready.
         """
         job, run_dir = self.job, self.run_dir
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        for field, wrong, fix in device_problems(job, self._nodes.devices_here):
+            raise NoNode(f"{field}: {wrong}. {fix}")
         if self._former is None:
             remove_segments(run_dir)
             self._news.say(state="starting", steps=job.steps, run_dir=str(run_dir), message="preparing the model")

@@ -1,13 +1,14 @@
 """The supervised actors and processes of one job: how they are started, counted, moved and taken down.
 
 core       metrics ─▶ scheduler ─▶ job           in the head; rest_for_one
-services   weights, rewards, trainer, ranker;    a process each, on the head's machine
-           gateway, environments-0 …, where the job has episodes
-rollout    rollout-0 …                           a process each, where ``cluster.place_rollout`` says
+services   weights, rewards, trainer, ranker;    a process each, on the head's machine; a trainer of several ranks
+           gateway, environments-0 …,            is a group of processes
+           where the job has episodes
+rollout    rollout-0 …                           a process each, or a group, where ``cluster.place_rollout`` says
 
 Invariants
 - Parts start in this order and stop in the reverse one.
-- A head that was started again looks for each process once, on every node, before it starts one of its own.
+- A worker of several ranks is one worker: it is counted, scaled, drained, moved and removed by its leader's name.
 """
 
 from __future__ import annotations
@@ -17,34 +18,29 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from actors.jobs.job import Job
 from actors.protocol.work import Drain
 from actors.protocol.workers import WorkerEnded
-from actors.roles import RoleArgs
 from actors.scheduler.scheduler import Scheduler
-from actors.weights.segments import run_id
+from configs.names import follows, leader_of
 from configs.schema import JobConfig
-from supervisors.jobs.adoption import adopt
 from supervisors.jobs.capacity_target import CapacityTarget, Prices, prices_of
-from supervisors.jobs.device_needs import devices_wanted
 from supervisors.jobs.elastic_pool import ElasticPool
 from supervisors.jobs.functions import Functions
 from supervisors.jobs.job_news import JobNews, failure_in_words
 from supervisors.jobs.pool_share import WHOLE, PoolShare
+from supervisors.jobs.role_processes import RoleProcesses
 from supervisors.jobs.stage_balancer import StageBalancer
 from supervisors.machine.machine import Machine
 from supervisors.machine.nodes import Nodes
 from supervisors.tree.child_record import ChildInfo
-from supervisors.tree.children import ChildSpec, Running, actor_child, start_process
+from supervisors.tree.children import ChildSpec, actor_child
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
 from transport.transport import SendOutcome
 
 if TYPE_CHECKING:
-    from actors.core.context import Context
     from actors.core.system import ActorSystem
     from transport.address import ActorAddress
 
@@ -74,17 +70,15 @@ class JobTree:
         """
         self._system, self._nodes, self._machine = system, nodes, machine
         self._job, self._run_dir, self._news = job, run_dir, news
-        self._adopting = adopting
         self._share = share
-        self._service = service
+        self._processes = RoleProcesses(
+            nodes, job, run_dir, self.address("scheduler"), self.address("metrics"),
+            adopting=adopting, may_stay=self._is_lent, service=service, record=news.record,
+        )  # fmt: skip
         self._resumed = not adopting
         """True until a scheduler has begun here: later ones go on with what this run's operator wants."""
-        self._looked_for: set[str] = set()
         self._leaving: dict[str, asyncio.Event] = {}
         """Workers that are about to go by themselves → set when they have gone."""
-        self._model_path = Path()
-        self._prepared_job = job
-        """The job as processes are told it."""
         self._supervisors: dict[str, Supervisor] = {}
         self._pool: ElasticPool | None = None
         self._balancer: StageBalancer | None = None
@@ -131,19 +125,22 @@ class JobTree:
 
     async def start_processes(self, model_path: Path, job: JobConfig) -> None:
         """Services and rollout workers, at once; returns when all are ready. ``job``: with its data on disk."""
-        self._model_path, self._prepared_job = model_path, job
-        environment = [self._process(name, role, "local") for name, role in self._job.environment.processes.items()]
-        services = [self._process("rewards", "rewards", "local"), *environment]
+        self._processes.prepared(model_path, job)
+        services = self._service_child("rewards")
+        for name, role in self._job.environment.processes.items():
+            services += self._processes.children(name, role, "local")
         if not self._job.only_evaluates:
-            services = [self._process("weights", "weights", "local"), *services, self._trainer()]
+            services = [*self._service_child("weights"), *services, *self._trainer()]
         if self._job.rollout.length_ranking == "learned":
-            services.append(self._process("ranker", "ranker", "local"))
-        workers = [self._worker(index) for index in range(self.workers_wanted)]
+            services += self._service_child("ranker")
+        workers = [child for index in range(self.workers_wanted) for child in self._worker(index)]
         await asyncio.gather(
             self._supervise("services", Strategy.ONE_FOR_ONE, services),
             self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
         )
         self._news.say(message="every process is ready", processes="ready")
+        if devices := self._nodes.devices_in_words():
+            self._news.say(message=devices)
         if self._pool is not None:
             self._pool.start()
         if self._functions is not None:
@@ -194,13 +191,16 @@ class JobTree:
         await self._system.spawn(name, supervisor)
         await supervisor.ready(self._job.limits.ready_timeout_s * self._job.limits.start_attempts_max)
 
-    def _trainer(self) -> ChildSpec:
-        """It ends when the last step is done."""
-        return self._process("trainer", "trainer", "local", RestartPolicy.TRANSIENT)
+    def _service_child(self, role: str) -> list[ChildSpec]:
+        return self._processes.children(role, role, "local")
 
-    def _worker(self, index: int) -> ChildSpec:
+    def _trainer(self) -> list[ChildSpec]:
+        """It ends when the last step is done, and its ranks with it."""
+        return self._processes.children("trainer", "trainer", "local", RestartPolicy.TRANSIENT)
+
+    def _worker(self, index: int) -> list[ChildSpec]:
         place = self._job.cluster.place_rollout
-        return self._process(f"rollout-{index}", "rollout", "local" if place == "elastic" else place)
+        return self._processes.children(f"rollout-{index}", "rollout", "local" if place == "elastic" else place)
 
     @property
     def _is_lent(self) -> bool:
@@ -208,53 +208,14 @@ class JobTree:
         return self._share is not WHOLE
 
     def _elastic_pool(self, supervisor: Supervisor) -> ElasticPool:
-        def make(worker: str, node: str) -> ChildSpec:
-            return self._process(worker, "rollout", f"node:{node}", RestartPolicy.TEMPORARY)
-
-        def release(worker: str) -> None:
-            self._nodes.release(f"{self._job.name}.{worker}")
+        def make(worker: str, node: str) -> list[ChildSpec]:
+            return self._processes.children(worker, "rollout", f"node:{node}", RestartPolicy.TEMPORARY)
 
         return ElasticPool(
-            self._nodes, supervisor, make, self.drain_worker, release, self._news.record,
+            self._nodes, supervisor, make, self.drain_worker, self._processes.release, self._news.record,
             limits=self._job.limits, now=asyncio.get_running_loop().time, share=self._share,
+            ranks=self._job.rollout.tensor_parallel,
         )  # fmt: skip
-
-    def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:
-        """A role process on the machine that ``place`` asks for (``Nodes.choose``); chosen anew for each start."""
-        args = RoleArgs(
-            role=role,
-            name=name,
-            node="",
-            job=self._prepared_job.model_dump_json(),
-            model_path=str(self._model_path),
-            run_dir=str(self._run_dir),
-            scheduler=self.address("scheduler"),
-            metrics=self.address("metrics"),
-            run_id=run_id(self._run_dir),
-            beside_trainer=role == "rollout" and place == "local",
-        )
-        limits, process = self._job.limits, f"{self._job.name}.{name}"
-
-        async def start(context: Context) -> Running:
-            if self._adopting and name not in self._looked_for:
-                self._looked_for.add(name)
-                if (running := await adopt(context, self._nodes, process, name)) is not None:
-                    return running
-            told = args
-            if role == "trainer" and self._service is not None:  # it listens elsewhere in each of its lives
-                told = msgspec.structs.replace(args, service=await self._service())
-            wanted = devices_wanted(self._job, role)
-            node = await self._nodes.choose(process, place, self._job.cluster.wait_s, devices=wanted or 0)
-            devices = None if wanted is None else self._nodes.devices_of(process)
-            if devices:
-                self._news.record("devices_given", child=name, node=node.name, devices=",".join(devices))
-            return await start_process(
-                context, node.agent, told, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits,
-                may_stay=role == "rollout" and self._is_lent, devices=devices,
-            )  # fmt: skip
-
-        ready_s = limits.ready_timeout_s + self._job.cluster.wait_s
-        return ChildSpec(name, start, role=role, restart=restart, shutdown_s=limits.stop_timeout_s, ready_s=ready_s)
 
     # ------------------------------------------------------------ the end
 
@@ -303,12 +264,12 @@ class JobTree:
             self.workers_wanted = workers
             return
         of_pool = self._pool.workers if self._pool is not None else set[str]()
-        present = {info.name for info in rollout.snapshot()} - of_pool
+        present = {info.name for info in _workers(rollout)} - of_pool
         self.workers_wanted = workers
         self._news.say(workers=workers)
         for index in range(workers):
             if f"rollout-{index}" not in present:
-                rollout.add_child(self._worker(index))
+                rollout.add_children(self._worker(index))
         for name in sorted(present - {f"rollout-{index}" for index in range(workers)}):
             await self.drain_worker(name)
 
@@ -317,7 +278,7 @@ class JobTree:
         if (services := self._supervisors.get("services")) is None:
             return
         await services.remove_child("trainer", cause=ExitCause.PREEMPTED)
-        services.add_child(self._trainer())
+        services.add_children(self._trainer())
 
     async def drain_worker(self, name: str, left_s: float = 0.0) -> bool:
         """Have a worker hand back its samples, then remove it; False if there is none of that name.
@@ -325,7 +286,7 @@ class JobTree:
         ``left_s``: it may go on with what it runs for as long as its machine is there; 0: it is to go at once.
         """
         rollout = self._supervisors.get("rollout")  # none while the model is being prepared
-        if rollout is None or name not in {info.name for info in rollout.snapshot()}:
+        if rollout is None or name not in {info.name for info in _workers(rollout)}:
             return False
         running = rollout.running(name)
         if running is not None:
@@ -335,7 +296,7 @@ class JobTree:
             if sent and (notice or self._is_lent):  # one that is lent goes by itself, and its process stays
                 await self._gone(name, deadline_s)
         await rollout.remove_child(name, cause=ExitCause.PREEMPTED)
-        self._nodes.release(f"{self._job.name}.{name}")
+        self._processes.release(name)
         return True
 
     async def _gone(self, name: str, within_s: float) -> None:
@@ -353,7 +314,7 @@ class JobTree:
         """Move every rollout worker off ``node``; returns how many."""
         if (rollout := self._supervisors.get("rollout")) is None:
             return 0
-        moved = [info.name for info in rollout.snapshot() if info.node == node]
+        moved = [info.name for info in _workers(rollout) if info.node == node]
         for name in moved:
             await self.drain_worker(name)
         await self.scale(self.workers_wanted)
@@ -370,12 +331,13 @@ class JobTree:
             self._resumed = False
         if event.kind in ("exited", "stopped") and (gone := self._leaving.get(event.child)) is not None:
             gone.set()
-        if event.kind == "exited" and event.supervisor == f"rollout.{self._job.name}":
+        of_rollout = event.supervisor == f"rollout.{self._job.name}"
+        if event.kind == "exited" and of_rollout:
             self._tell_end(event)
         if event.kind == "started" and self._pool is not None:
             self._pool.worker_started(event.child)
-        if self._functions is not None and event.supervisor == f"rollout.{self._job.name}":
-            self._functions.worker_changed(event.child, event.kind)
+        if self._functions is not None and of_rollout and (event.kind == "exited" or not follows(event.child)):
+            self._functions.worker_changed(leader_of(event.child), event.kind)
         if event.kind == "ended":
             self._nodes.release(f"{self._job.name}.{event.child}")  # it is not started again: others may have its place
             if self._pool is not None and event.cause is not None:
@@ -386,9 +348,20 @@ class JobTree:
             self._news.say(message=failure_in_words(event))
 
     def _tell_end(self, event: SupervisionEvent) -> None:
-        """To the scheduler, which sees a link break and cannot know why."""
+        """To the scheduler, which sees a link break and cannot know why. The end of a rank is that of its worker."""
+        worker, incarnation = leader_of(event.child), event.incarnation
+        if follows(event.child):
+            leader = self._supervisors["rollout"].running(worker)
+            if leader is None:
+                return  # it has been told of already
+            incarnation = leader.incarnation
         crashed = event.cause is ExitCause.CRASHED
         news = WorkerEnded(
-            job=self._job.name, worker=event.child, incarnation=event.incarnation, crashed=crashed, detail=event.detail
+            job=self._job.name, worker=worker, incarnation=incarnation, crashed=crashed, detail=event.detail
         )
         self._system.ref(self.address("scheduler")).tell(news)
+
+
+def _workers(rollout: Supervisor) -> list[ChildInfo]:
+    """The rollout workers, each by its leader if it has several ranks."""
+    return [info for info in rollout.snapshot() if not follows(info.name)]

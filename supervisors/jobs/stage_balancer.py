@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.policies.pool_size import PoolRules, PoolSize, StageReport, decide
+from configs.names import follows
 from configs.schema import JobConfig
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class StageBalancer:
             self._change.cancel()
 
     def _count(self) -> int:
-        return sum(self._rollout.running(info.name) is not None for info in self._rollout.snapshot())
+        workers = [info.name for info in self._rollout.snapshot() if not follows(info.name)]
+        return sum(self._rollout.running(worker) is not None for worker in workers)
 
     def _begin(self, workers: int) -> None:
         async def run() -> None:

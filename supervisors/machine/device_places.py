@@ -27,6 +27,10 @@ class DevicePlaces:
         """Processes by device, in the node's order; of a free one: none."""
         return self._users
 
+    def __str__(self) -> str:
+        """Such as ``0 j.trainer, j.rollout-0 · 1 free``."""
+        return " · ".join(f"{device} {', '.join(sorted(users)) or 'free'}" for device, users in self._users.items())
+
     @property
     def free(self) -> tuple[str, ...]:
         """Devices that nobody has."""

@@ -26,6 +26,7 @@ from typing import Final
 import structlog
 
 from configs.limits import DEFAULT_LIMITS
+from supervisors.tree.errors import NoSuchDevices
 
 log = structlog.get_logger("headrace.devices")
 
@@ -39,10 +40,6 @@ _DRIVER: Final = Path("/proc/driver/nvidia/gpus")
 _DRIVER_FILES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 _FORMS: Final = "a number of devices from 1, or their ids with commas (0,2; a single one: 2,), or none"
 _ID: Final = re.compile(r"^(\d{1,4}|(GPU|MIG)-[0-9A-Za-z/-]{1,80})$")
-
-
-class NoSuchDevices(ValueError):
-    """``--devices`` asks for what this machine does not have. The caller's fault; a retry needs another value."""
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,11 @@ class Node:
     def slots_used(self) -> int:
         return len(set(self.placed.values()))
 
+    def room(self, ranks: int) -> int:
+        """How many workers of so many ranks it takes: one a slot, but no more than have devices of their own."""
+        devices = len(self.devices.ids)
+        return min(self.slots, devices // ranks) if devices and ranks > 1 else self.slots
+
     def put(self, process: str, group: Collection[str]) -> None:
         """``process`` is here, and with it the others of its group if it has one."""
         self.placed[process] = min({*group, process})
@@ -121,6 +126,16 @@ class Nodes(Actor):
     @property
     def remote_count(self) -> int:
         return sum(not node.local for node in self._nodes.values())
+
+    @property
+    def devices_here(self) -> int:
+        """Number of devices of the head's own machine."""
+        return sum(len(node.devices.ids) for node in self._nodes.values() if node.local)
+
+    def devices_in_words(self) -> str:
+        """Who has which device, for people; empty where there are none."""
+        with_devices = [node for node in self._nodes.values() if node.devices.ids]
+        return "; ".join(f"devices of {node.name}: {node.devices}" for node in with_devices)
 
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
@@ -271,7 +286,7 @@ class Nodes(Actor):
                 return node
         if kind.startswith("node:"):
             return there[0] if there else None
-        fitting = [n for n in there if n.local or n.slots_used < n.slots]
+        fitting = [n for n in there if n.local or n.slots_used < n.room(max(devices, 1))]
         remote = [n for n in fitting if not n.local]
         if kind == "spread" and remote:
             fitting = remote  # the head's machine trains; it generates only when nobody else can

@@ -15,6 +15,7 @@ from actors.control.socket import for_others
 from configs.schema import JobConfig
 from supervisors.providers.function_machines import FunctionMachines
 from supervisors.providers.keeper import Keeper
+from supervisors.providers.kubernetes.provider import KubernetesProvider
 from supervisors.providers.local import LocalProvider
 from supervisors.providers.ownership import Ownership
 from supervisors.providers.provider import ClusterProvider
@@ -97,6 +98,7 @@ class JobProvider:
             owner.next_name,
             SPOT,
             target=most,
+            window_s=self._job.provider.notice_s + self._job.limits.stop_timeout_s,
             limits=self._job.limits,
             tell=lambda said: self._say({"message": f"provider: {said}"}),
         )
@@ -154,6 +156,8 @@ class JobProvider:
 
 def cluster_of(job: JobConfig, join: str, mark: str, logs: Path, keys: Path | None) -> ClusterProvider:
     """The provider of other hosts that ``job`` names. ``mark``: by which its machines are known as this run's."""
+    if job.provider.kind == "kubernetes":
+        return KubernetesProvider.of(job, join, mark)
     limits = job.limits
     leave_s = job.provider.notice_s + limits.stop_timeout_s
     return SlurmProvider(MachineJob(job, join, mark, logs, keys, leave_s), limits)

@@ -32,6 +32,7 @@ class Keeper:
     Args:
         next_name: draws a name that no machine of this run has ever had.
         kind: what the machines are priced as.
+        window_s: time in which one that is given back has to end: its notice, and what it takes to stop.
         tell: hears, for people, what happens and what the cluster says.
     """
 
@@ -42,12 +43,13 @@ class Keeper:
         kind: str,
         *,
         target: int,
+        window_s: float,
         limits: Limits,
         tell: Callable[[str], None],
     ) -> None:
         self._provider, self._next_name, self._kind = provider, next_name, kind
         self._target = target
-        self._return_window_s = limits.stop_timeout_s
+        self._return_window_s = window_s
         self._tell = tell
         self._backoff = Backoff(
             BackoffPolicy(limits.machine_retry_s, limits.machine_retry_max_s, quiet_s=limits.restart_window_s)

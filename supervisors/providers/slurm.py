@@ -16,7 +16,9 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,12 +52,13 @@ class _Machine:
 class SlurmProvider(BookedProvider):
     """This provider runs jobs of Slurm. Create it on the running loop, ``open`` it, and ``close`` it."""
 
-    def __init__(self, jobs: MachineJob, limits: Limits) -> None:
+    def __init__(self, jobs: MachineJob, limits: Limits, slurm: Slurm | None = None) -> None:
         super().__init__()
         self._jobs, self._limits = jobs, limits
-        self._slurm = Slurm(limits.cluster_answer_s)
+        self._slurm = slurm or Slurm(limits.cluster_answer_s)
         self._close_window_s = limits.stop_timeout_s
         self._machines: dict[str, _Machine] = {}
+        self._trouble = ""
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -110,11 +113,12 @@ class SlurmProvider(BookedProvider):
 
     async def _run(self) -> None:
         while True:
-            for part in (self._submit, self._pass_on, self._look):
-                try:
-                    await part()
-                except SlurmError as error:  # an order for what is just over, or a controller that is away
-                    log.warning("slurm does not answer as it should", said=str(error))
+            with self._noting():
+                await self._submit()
+            with self._noting():
+                await self._pass_on()
+            with self._noting():
+                await self._look()
             self._woken.clear()
             busy = any(machine.order or machine.refused for machine in self._machines.values())
             try:
@@ -122,6 +126,19 @@ class SlurmProvider(BookedProvider):
                     await self._woken.wait()
             except TimeoutError:
                 pass
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """What fails here is tried again at the next turn."""
+        try:
+            yield
+        except SlurmError as error:  # an order for what is just over, or a controller that is away
+            if (trouble := str(error)) != self._trouble:
+                log.warning("slurm does not answer as it should", said=trouble)
+                self._trouble = trouble
+        except Exception as error:  # noqa: BLE001 (whatever it is, the other jobs are still to be looked after)
+            log.exception("looking after slurm's jobs failed")
+            self.on_news("slurm", f"looking after its jobs failed: {error!r}")
 
     async def _submit(self) -> None:
         """Start what is new. What fails is decided by the next look: the job may be there."""
@@ -156,7 +173,7 @@ class SlurmProvider(BookedProvider):
                 continue
             if not machine.id:
                 await self._settle(node, machine, names.get(node))
-            elif (row := rows.get(machine.id)) is None:
+            elif (row := rows.get(machine.id)) is None or row.name != node:  # ids may come again after a crash
                 self._over(node, "failed", f"the job {machine.id} is known no more")
             elif row.is_over:
                 await self._judge(node, row)
@@ -228,9 +245,8 @@ def judged(row: JobRow, details: Mapping[str, str], leave_s: float) -> tuple[How
         return "taken", f"{job} {_TAKEN[row.state]}" + (f" on {row.nodes}" if row.nodes else "")
     if details.get("PreemptTime", "None") not in ("None", "Unknown", ""):
         return "taken", f"{job} was preempted on {row.nodes}"
-    if row.state == "COMPLETED" and seconds(details.get("RunTime", "")) + leave_s >= seconds(
-        details.get("TimeLimit", "")
-    ):
+    limit_s, ran_s = seconds(details.get("TimeLimit", "")), seconds(details.get("RunTime", ""))
+    if row.state == "COMPLETED" and limit_s - leave_s <= ran_s < math.inf:
         return "taken", f"{job} has left before its time limit of {details['TimeLimit']}"
     parts = [row.state, row.why_not if row.why_not != row.state else ""]
     parts += [

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -101,17 +103,20 @@ class Slurm:
     async def _ask(self, command: str, *arguments: str, stdin: str = "") -> str:
         environment = {name: value for name, value in os.environ.items() if not _NOT_HANDED_ON.match(name)}
         pipe = asyncio.subprocess.PIPE
-        try:
-            process = await asyncio.create_subprocess_exec(
-                command, *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
-            )
-        except OSError as error:
-            raise SlurmError(
-                f"{command} cannot be run ({error.strerror}): the head needs Slurm's commands on its PATH"
-            ) from error
+        with tempfile.TemporaryFile() as script:  # a pipe that a command closes unread is an error of ours
+            script.write(stdin.encode())
+            script.seek(0)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    command, *arguments, stdin=script, stdout=pipe, stderr=pipe, env=environment
+                )
+            except OSError as error:
+                raise SlurmError(
+                    f"{command} cannot be run ({error.strerror}): the head needs Slurm's commands on its PATH"
+                ) from error
         try:
             async with asyncio.timeout(self._answer_s):
-                said, wrong = await process.communicate(stdin.encode())
+                said, wrong = await process.communicate()
         except TimeoutError:
             raise SlurmError(f"{command} has not answered within {self._answer_s:g} s") from None
         finally:
@@ -128,6 +133,6 @@ def seconds(text: str) -> float:
     """A time as ``scontrol`` writes it, ``days-hh:mm:ss`` or ``hh:mm:ss``; infinite where it is none."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if match is None:
-        return float("inf")
+        return math.inf
     days, *rest = (int(part or 0) for part in match.groups())
     return days * 86400 + rest[0] * 3600 + rest[1] * 60 + rest[2]

@@ -61,6 +61,38 @@ class MachineJob:
         return script(slurm.environment, f"{command} {shlex.join(words)}")
 
 
+def head_script(job: JobConfig, command: str, file: Path, run_dir: Path, keys: Path | None) -> str:
+    """An sbatch file of the head: it begins the run, or goes on with it where it has begun."""
+    slurm = job.provider.slurm
+    secret = shlex.quote(str(keys.resolve())) if keys is not None else "head-keys"
+    limit = f"#SBATCH --time={slurm.time_limit}" if slurm.time_limit else "##SBATCH --time=1-0"
+    account = f"#SBATCH --account={slurm.account}" if slurm.account else "##SBATCH --account=ACCOUNT"
+    comments = [
+        f"# The head of {job.name}: trainer, scheduler, scorers. It asks for its other machines itself.",
+        f"# Once: headrace keys {secret}. Then: sbatch FILE, and again after its time limit: the run goes on.",
+        f"#SBATCH --job-name=headrace-{job.name}",
+        "#SBATCH --nodes=1 --ntasks=1 --exclusive",
+        "# A partition whose jobs are not preempted, and what the trainer needs; without the first # they count:",
+        "##SBATCH --partition=PARTITION",
+        "##SBATCH --gres=gpu:1",
+        account,
+        limit,
+        "#SBATCH --output=%x-%j.log --open-mode=append --requeue",
+        "# It takes a checkpoint before its time is over.",
+        "#SBATCH --signal=TERM@300",
+    ]
+    directory, name = shlex.quote(str(run_dir)), shlex.quote(str(file))
+    begin = [
+        f"if [ -e {directory}/job.yaml ]; then",
+        f"  set -- --resume {directory}",
+        "else",
+        f"  set -- {name} --dir {directory}",
+        "fi",
+    ]
+    environment = "\n".join(filter(None, [slurm.environment.strip(), *begin]))
+    return script(environment, f'{command} run "$@" --keys {secret}', comments)
+
+
 def script(environment: str, command: str, comments: Sequence[str] = ()) -> str:
     """A batch script of one step. The step has all cores of its job: ``srun`` would bind one task to one core."""
     lines = ["#!/bin/bash", *comments, *([environment.strip()] if environment.strip() else [])]

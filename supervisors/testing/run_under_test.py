@@ -276,10 +276,10 @@ class HeadraceRun(_UnderTest):
             words += ["--faults", str(self._file("faults", plan))]
         self._run(words, settings)
 
-    def resume(self, *, settings: Sequence[str] = ()) -> None:
+    def resume(self, *, settings: Sequence[str] = (), arguments: Sequence[str] = ()) -> None:
         """``headrace run --resume`` of the same run directory, once this one is over."""
         assert self.over, "a run that goes on cannot be resumed: finish or kill it first"
-        self._run(["--resume", str(self.run_dir)], settings)
+        self._run(["--resume", str(self.run_dir), *arguments], settings)
 
     def finish(
         self, *, state: str = "finished", timeout_s: float = DEFAULT_LIMITS.run_finish_s, clean: bool = True

@@ -6,6 +6,7 @@ HeadraceError
     ├── SupervisorGaveUp     a child is in a crash loop, or met a permanent error; do not retry before that is mended
     ├── HeadGaveUp           the head could not be started, or ended too often; read its log, then resume the run
     ├── NoNode               no machine to start a process on; start one and retry
+    ├── NoSuchDevices        --devices asks for what this machine does not have; the text says what it has
     ├── NeverServed          no training service can ever serve the job; the text says what it needs and what there is
     ├── ServiceGone          a training service was given up or removed; mend it, then resume its jobs
     ├── ServiceNotReady      a training service is not ready yet; whoever needs it tries again
@@ -79,6 +80,12 @@ class HeadGaveUp(SupervisionError):
 
 class NoNode(SupervisionError):
     """There is no machine of the wanted kind to start a process on. Retry when one has joined."""
+
+
+class NoSuchDevices(SupervisionError):
+    """``--devices`` asks for what this machine does not have, or cannot be read. A retry needs another value."""
+
+    permanent = True
 
 
 class NeverServed(SupervisionError):

@@ -22,23 +22,25 @@ MARK = 40
 
 Make = Callable[[], LengthModel]
 ENCODERS = ["made", "given, of the policy's vocabulary", "given, of another vocabulary"]
+ON_CUDA = pytest.param("made, on cuda", marks=pytest.mark.gpu)
 
 
 async def inline(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def encoder(reader: Callable[[], Reader], home: Path) -> EncoderLengthModel:
-    return EncoderLengthModel(reader, home, inline)
+def encoder(reader: Callable[[], Reader], home: Path, device: str = "cpu") -> EncoderLengthModel:
+    return EncoderLengthModel(reader, home, inline, device=device)
 
 
-@pytest.fixture(params=[*ENCODERS, "simulated"])
+@pytest.fixture(params=[*ENCODERS, ON_CUDA, "simulated"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     if request.param == "simulated":
         return lambda: SimulatedLengthModel(score_s=0.0, fit_s=0.0)
     policy = make_tiny_checkpoint(tmp_path / "policy", hidden=16, layers=1)
-    if request.param == "made":
-        return lambda: encoder(lambda: MadeReader(policy, 0), tmp_path / "home")
+    if request.param.startswith("made"):
+        device = "cuda" if request.param.endswith("cuda") else "cpu"
+        return lambda: encoder(lambda: MadeReader(policy, 0), tmp_path / "home", device)
     vocab = 100 if "of the policy's" in request.param else 90
     given = make_tiny_checkpoint(tmp_path / "given", vocab=vocab, architecture="llama", hidden=16, max_position=64)
     return lambda: encoder(lambda: GivenReader(given, policy), tmp_path / "home")
@@ -98,7 +100,7 @@ def test_scores_are_lengths_in_tokens_and_asking_twice_changes_nothing(make: Mak
     run(make, scenario)
 
 
-@pytest.mark.parametrize("make", ENCODERS, indirect=True)
+@pytest.mark.parametrize("make", [*ENCODERS, ON_CUDA], indirect=True)
 def test_the_next_life_of_an_encoder_goes_on_with_what_was_kept(make: Make) -> None:
     async def scenario(model: LengthModel) -> None:
         lessons = pairs()

@@ -39,6 +39,8 @@ WORLDS = [
     ("torch", {"critic_warmup": 1, "replicas": 2, "threads": 2, "dtype": "bfloat16"}),
     pytest.param(("torch", {"device": "cuda"}), marks=pytest.mark.gpu),
     pytest.param(("torch", {"device": "cuda", "dtype": "bfloat16"}), marks=pytest.mark.gpu),
+    pytest.param(("torch", {"device": "cuda", "dtype": "bfloat16", "adapter": ADAPTER}), marks=pytest.mark.gpu),
+    pytest.param(("torch", {"device": "cuda", "dtype": "bfloat16", "critic_warmup": 1}), marks=pytest.mark.gpu),
 ]
 Backend = TorchBackend | SimulatedBackend
 World = tuple[str, dict[str, object]]

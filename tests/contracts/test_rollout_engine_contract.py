@@ -1,7 +1,7 @@
-"""What every rollout engine promises, over all kinds: torch (fused and generic, on CPU and CUDA), simulated, vllm.
+"""What every rollout engine promises, over all kinds: torch (fused and generic), simulated, vllm.
 
-The kinds that end in ``-adapter`` serve versions that are adapters of the checkpoint; ``ranks`` are several processes
-that compute each step together.
+Kinds with ``-adapter`` serve versions that are adapters of the checkpoint; ``ranks`` are several processes that
+compute each step together; kinds that end in ``-cuda`` need a device.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ KINDS = {
     "vllm-adapter": ("vllm", {"step_ms": 0}),
     "vllm-2-ranks": ("vllm", {"step_ms": 0}),
     "vllm-2-ranks-adapter": ("vllm", {"step_ms": 0}),
+    "torch-fused-adapter-cuda": ("torch", {"decoder": "fused", "tokens_per_step": 1}),
+    "torch-generic-adapter-cuda": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
+    "vllm-cuda": ("vllm", {"step_ms": 0}),
+    "vllm-adapter-cuda": ("vllm", {"step_ms": 0}),
 }
 ADAPTER = AdapterSpec(rank=4, alpha=8.0)
 Weights = Callable[..., tuple[dict[str, np.ndarray], dict[str, str]]]
@@ -80,7 +84,7 @@ def world(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def weights(world: str, checkpoint: Path) -> Weights:
     """Those of the checkpoint, or with ``shift`` others."""
-    return partial(adapter_weights_of if world.endswith("-adapter") else weights_of, checkpoint)
+    return partial(adapter_weights_of if "-adapter" in world else weights_of, checkpoint)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -91,7 +95,7 @@ async def started(world: str, checkpoint: Path) -> AsyncIterator[RolloutEngine]:
         pytest.skip("vllm is not installed (make vllm); set HEADRACE_REQUIRE_VLLM=1 to fail instead")
     ranks = RankProcesses(kind, 2) if "-ranks" in world else None
     made = create_engine(kind, ranks and ranks.followers())
-    device, adapter = "cuda" if world.endswith("-cuda") else "cpu", ADAPTER if world.endswith("-adapter") else None
+    device, adapter = "cuda" if world.endswith("-cuda") else "cpu", ADAPTER if "-adapter" in world else None
     spec = EngineSpec(
         model_path=checkpoint, device=device, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=options,
         adapter=adapter, tensor_parallel=2 if ranks else 1,
@@ -390,7 +394,7 @@ async def test_a_new_version_takes_effect_between_steps_and_rows_say_which_versi
     samples: dict[int, Sample] = {}
     record(await engine.step(), samples)
     done = len(samples[0].tokens)
-    if in_flight == "keep" and engine.kind == "vllm" and world.endswith("-adapter"):  # the job file refuses it too
+    if in_flight == "keep" and engine.kind == "vllm" and "-adapter" in world:  # the job file refuses it too
         with pytest.raises(EngineError, match="use recompute"):
             await engine.load_weights(*weights(shift=0.2), 5, in_flight="keep")
         return

@@ -1,7 +1,7 @@
 """What every train backend promises (``actors/trainer/backend.py``), asserted for all kinds; torch on CPU and CUDA.
 
 A training service is a kind of its own, over each of the others: jobs that share one, asked over a transport. Kinds
-that end in ``-adapter`` train an adapter of the policy; ``fsdp:2`` is a world of two ranks, in two processes.
+with ``-adapter`` train an adapter of the policy; ``fsdp:2`` is a world of two ranks, in two processes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ WORLDS = [
     "service:simulated",
     "fsdp:2",
     pytest.param("fsdp:4", marks=pytest.mark.long),
-    pytest.param("torch-cuda", marks=pytest.mark.gpu),
-    pytest.param("fsdp-cuda", marks=pytest.mark.gpu),
+    *(pytest.param(world, marks=pytest.mark.gpu) for world in ("torch-cuda", "torch-adapter-cuda", "fsdp-cuda")),
 ]
 Start = Callable[..., Awaitable[TrainBackend]]
 
@@ -76,7 +75,7 @@ async def start(
 ) -> AsyncIterator[Start]:
     started: list[TrainBackend] = []
     name, _, variant = request.param.partition("-")
-    device, adapter = ("cpu", ADAPTER) if variant == "adapter" else (variant or "cpu", None)
+    device, adapter = "cuda" if "cuda" in variant else "cpu", ADAPTER if "adapter" in variant else None
     kind, shared = name.removeprefix("service:"), name.startswith("service:")
     kind, _, size = kind.partition(":")
     directory = tmp_path_factory.mktemp("service")

@@ -22,7 +22,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import Final, Self
 
 _WAIT_S: Final = 20.0
 """Seconds for a command of the system: longer only on a machine that is stuck."""
@@ -69,6 +69,7 @@ class _Namespace:
 
     def __init__(self, ends: contextlib.ExitStack, name: str) -> None:
         self.name = name
+        self._ends = ends
         unshare = ("unshare", "--net", "--uts", "--mount", "--propagation", "private", "--")
         said, self._alive = os.pipe()
         self._holder = subprocess.Popen(
@@ -124,9 +125,9 @@ class Host(_Namespace):
         """A shared memory of its own, for 1 GiB."""
         self.run("mount", "-t", "tmpfs", "-o", f"size={_SHARED_MEMORY_BYTES},mode=1777", "shm", "/dev/shm")
 
-    def start(self, *command: str, out: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-        """Start a command here, which ends with the test at the latest."""
-        return subprocess.Popen([*self.enter, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a command here, whose output may be read; it ends with the network at the latest."""
+        return _started(self._ends, [*self.enter, *command])
 
 
 class Network:
@@ -181,8 +182,7 @@ class Network:
         line = Path(__file__).with_name("delay_line.py")
         ends = (str(host.pid), device, str(self._switch.pid), port)
         words = [*_DIES_WITH_US, sys.executable, "-P", str(line), *ends, str(cable.delay_s), str(cable.loss)]
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        self._ends.callback(_end, process)
+        process = _started(self._ends, words)
         assert process.stdout is not None, "asked for"
         assert process.stdout.readline() == b"ready\n", f"no delay line for {host.name}"
 
@@ -209,6 +209,12 @@ class Network:
     def _counters(self, host: Host) -> list[str]:
         lines = (line.strip().partition(":") for line in self._switch.run("cat", "/proc/net/dev").splitlines())
         return next(counters.split() for device, _, counters in lines if device == self._ports[host.name])
+
+
+def _started(ends: contextlib.ExitStack, words: list[str]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    ends.callback(_end, process)
+    return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -66,7 +66,7 @@ class ApiServer:
             "server.log",
         )  # fmt: skip
         deadline = time.monotonic() + 60
-        with self._client() as client:
+        with self.client() as client:
             while True:
                 try:
                     if client.get("/readyz").text == "ok" and client.get("/api/v1/namespaces/default").is_success:
@@ -78,12 +78,26 @@ class ApiServer:
 
     def kill(self) -> None:
         """The server, not what it has stored."""
-        self._processes.pop().kill()
+        server = self._processes.pop()
+        server.kill()
+        server.wait()
 
     def stop(self) -> None:
         for process in reversed(self._processes):
             process.send_signal(signal.SIGKILL)
             process.wait()
+
+    def client(self, user: str = "admin") -> httpx2.Client:
+        return httpx2.Client(base_url=self.address, headers=self._header(user), verify=_unchecked(), timeout=10)
+
+    def log_in(self, account: str, namespace: str) -> None:
+        """From now on the ServiceAccount is a user of this name, with a token that the server has issued."""
+        with self.client() as client:
+            address = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+            asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+            answer = client.post(address, json=asked)
+            assert answer.is_success, answer.text
+            self._tokens[account] = answer.json()["status"]["token"]
 
     def admin(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(base_url=self.address, headers=self._header("admin"), verify=_unchecked(), timeout=10)
@@ -91,7 +105,7 @@ class ApiServer:
     def apply(self, *objects: dict[str, object]) -> None:
         """Make these objects, as an administrator, each at the address that its kind has."""
         groups = {"rbac.authorization.k8s.io/v1": "apis/rbac.authorization.k8s.io/v1", "v1": "api/v1"}
-        with self._client() as client:
+        with self.client() as client:
             for made in objects:
                 metadata = made["metadata"]
                 assert isinstance(metadata, dict)
@@ -112,9 +126,6 @@ class ApiServer:
         }  # fmt: skip
         path.write_text(yaml.safe_dump(content))
         return path
-
-    def _client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.address, headers=self._header("admin"), verify=_unchecked(), timeout=10)
 
     def _header(self, user: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._tokens[user]}"}

@@ -48,6 +48,8 @@ class Kubelet:
         for task in list(self._lives.values()):
             task.cancel()
         await asyncio.gather(*self._lives.values(), return_exceptions=True)
+        for process in self.processes.values():
+            await process.wait()
 
     def pod_of(self, node: str) -> str:
         return next(name for name, pod in self.pods.items() if pod["metadata"]["labels"].get("headrace/node") == node)
@@ -55,7 +57,14 @@ class Kubelet:
     async def say(self, name: str, status: dict[str, Any]) -> None:
         """Write a pod's status, if it is still there."""
         kind = {"Content-Type": "application/merge-patch+json"}
-        await self._client.patch(f"{self._pods}/{name}/status", content=json.dumps({"status": status}), headers=kind)
+        await self._ask("PATCH", f"{self._pods}/{name}/status", content=json.dumps({"status": status}), headers=kind)
+
+    async def _ask(self, method: str, address: str, **body: Any) -> httpx2.Response:
+        while True:
+            try:
+                return await self._client.request(method, address, **body)
+            except httpx2.HTTPError:
+                await asyncio.sleep(0.1)  # the API server is away
 
     async def _watch(self) -> None:
         while True:
@@ -95,7 +104,7 @@ class Kubelet:
             return await self.say(name, {"phase": "Pending", "conditions": [no]})
         target = {"apiVersion": "v1", "kind": "Node", "name": "node-1"}
         bound = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-        await self._client.post(f"{self._pods}/{name}/binding", json=bound)
+        await self._ask("POST", f"{self._pods}/{name}/binding", json=bound)
         if image.startswith("missing/"):
             waiting = {"reason": "ImagePullBackOff", "message": NO_IMAGE.format(image)}
             return await self.say(name, self._status("Pending", image, {"waiting": waiting}))
@@ -117,7 +126,7 @@ class Kubelet:
                 await process.wait()
         _signal(process, signal.SIGKILL)
         await process.wait()
-        await self._client.request("DELETE", f"{self._pods}/{name}", params={"gracePeriodSeconds": "0"})
+        await self._ask("DELETE", f"{self._pods}/{name}", params={"gracePeriodSeconds": "0"})
 
     def _status(self, phase: str, image: str, state: dict[str, Any]) -> dict[str, Any]:
         container = {"name": "node", "image": image, "imageID": "", "ready": phase == "Running", "restartCount": 0}
@@ -132,7 +141,7 @@ class Kubelet:
             place.mkdir(parents=True)
             places[mounts[volume["name"]]] = str(place)
             if secret := volume.get("secret"):
-                data = (await self._client.get(f"{self._secrets}/{secret['secretName']}")).json()["data"]
+                data = (await self._ask("GET", f"{self._secrets}/{secret['secretName']}")).json()["data"]
                 for item in secret["items"]:
                     file = place / item["path"]
                     file.parent.mkdir(exist_ok=True)

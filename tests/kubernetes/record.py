@@ -47,7 +47,7 @@ def main() -> None:
         try:
             server.start(("nobody",))
             server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "train"}})
-            with server._client() as client:
+            with server.client() as client:
                 _ask(client, server, said)
         finally:
             server.stop()

@@ -34,8 +34,8 @@ class RecordedApi(httpx2.AsyncBaseTransport):
         """Name of the recorded refusal with which pods are answered that are asked for; None: they are made."""
         self.away = False
         """True while nobody answers."""
-        self.deaf = False
-        """True while watches end, and start anew at a version that is too old."""
+        self.answers_lost = 0
+        """Number of pods that are made and of which the answer is lost."""
         self.requests: list[str] = []
         self._version = 1
         self._events: list[tuple[int, str, dict[str, Any]]] = []
@@ -94,6 +94,9 @@ class RecordedApi(httpx2.AsyncBaseTransport):
             return _answer("exists", {_RECORDED_POD: name})
         self.pods[name] = pod = _filled(asked, SAID["created"]["body"])
         self._tell("ADDED", pod)
+        if self.answers_lost:
+            self.answers_lost -= 1
+            raise httpx2.ReadError("the connection was lost")
         return httpx2.Response(201, json=pod)
 
     def _delete(self, name: str, pod: dict[str, Any], grace_s: int) -> httpx2.Response:

@@ -40,6 +40,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         (f"{EPISODES}/verifiers_call.py", "VerifiersDriver._start", "of.readline()"),
         (f"{EPISODES}/verifiers_call.py", "VerifiersDriver.lives", "os.waitpid(self._guard, os.WNOHANG)"),
     ],
+    "a guard that was told to end kills its group and ends; the kernel alone can delay it": [
+        (f"{EPISODES}/verifiers_call.py", "VerifiersDriver._start", "os.waitpid(guard, 0)"),
+    ],
     "the zygote gives it limits.ready_timeout_s to begin, and an episode hangs up when its time is over": [
         (f"{EPISODES}/verifiers_server.py", "main", "sys.stdin.readline()"),
         (f"{EPISODES}/verifiers_server.py", "serve", "client.wait_for_server_startup()"),
@@ -161,6 +164,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
         ("actors/rollout/engines/vllm/engine.py", "VllmEngine._run",
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)"),
+        ("actors/rollout/engines/vllm/leader.py", "LeadingEngine._built", "own"),
+        ("actors/rollout/engines/vllm/leader.py", "_or_refusal", "own"),
         ("actors/trainer/backends/torch/torch_backend.py", "TorchBackend._run",
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
         ("actors/trainer/backends/fsdp/fsdp_backend.py", "FsdpBackend._run",

@@ -2,8 +2,8 @@
 
     RunFiles (a directory), LiveRun (a control socket) ─▶ Feed ─ section, data ─▶ Page (a bounded queue) ─▶ browser
 
-Sections: ``head``, ``rows``, ``lanes``, ``workers``, ``samples``, ``stalls``, ``events``. All but ``rows`` are whole
-each time; ``rows`` says with ``reset`` whether it replaces what the page has.
+Sections: ``head``, ``rows``, ``lanes``, ``workers``, ``devices``, ``samples``, ``stalls``, ``events``. All but ``rows``
+are whole each time; ``rows`` says with ``reset`` whether it replaces what the page has.
 
 Invariants
 - A page that opens gets every section, then only what changes.
@@ -30,7 +30,7 @@ _PARTS: Final = {
     "spans": ("lanes", "workers"),
     "events": ("events", "workers", "head", "stalls"),
     "samples": ("samples",),
-    "live": ("head", "workers", "stalls", "events"),
+    "live": ("head", "workers", "devices", "stalls", "events"),
 }
 """What has changed → sections that show it."""
 
@@ -169,6 +169,14 @@ class Feed:
             {key: row.get(key) for key in ("name", "state", "pid", "node", "restarts")}
             for row in tree
             if row.get("role") == "rollout"
+        ]
+
+    def _devices(self) -> list[Plain]:
+        """A row a device, of all machines; none while the running system does not answer, or has none."""
+        return [
+            {"node": node["node"], "device": device, "processes": processes}
+            for node in (self.live.nodes if self.live is not None else ())
+            for device, processes in node["given"].items()
         ]
 
     def _samples(self) -> Plain:

@@ -1,7 +1,7 @@
 """What a running system says of itself over its control socket: states, processes, stalls, and steps as they happen.
 
     ControlClient ─┬─ watch ─▶ steps, states, messages, what is waited for
-                   └─ jobs, tree, stalls, every console_ask_s
+                   └─ jobs, tree, nodes, stalls, every console_ask_s
 
 Invariants
 - Only verbs that look are used: keys with the read-only role suffice.
@@ -42,6 +42,7 @@ class LiveRun:
         self.why = "its control socket has not answered yet"
         self.status: Plain = {}
         self.tree: list[Plain] = []
+        self.nodes: list[Plain] = []
         self.stalls: list[Plain] | None = None
         self.waiting_for = ""
         self.messages: deque[str] = deque(maxlen=limits.console_queue_updates)
@@ -72,7 +73,7 @@ class LiveRun:
             await asyncio.sleep(self._limits.console_ask_s)
 
     def _lost(self, why: str) -> None:
-        self.reachable, self.why, self.stalls, self.tree = False, why, None, []
+        self.reachable, self.why, self.stalls, self.tree, self.nodes = False, why, None, [], []
         self._changed("live")
 
     async def _choose(self, client: ControlClient) -> None:
@@ -94,6 +95,7 @@ class LiveRun:
             jobs = await client.call("jobs")
             self.status = next((row for row in jobs if row["job"] == self.job), {})
             self.tree = await client.call("tree", {"job": self.job})
+            self.nodes = await client.call("nodes")
             self.stalls = await client.call("stalls", {"longer_than_s": self._limits.console_stall_s})
             self.reachable, self.why = True, ""
             self._changed("live")

@@ -170,7 +170,7 @@ _QUIET: Final = frozenset([
     "worker_version", "version_available", "process_health", "asks_counted", "service_registered", "worker_began",
     "child_stopped", "child_started", "child_adopted", "samples_balanced", "samples_taken_up", "samples_returned",
     "capacity_target", "seeding_window", "step_planned", "samples_cut", "worker_released", "worker_woken",
-    "faults_started",
+    "faults_started", "devices_given",
 ])  # fmt: skip
 _BAD: Final = frozenset([
     "child_gave_up", "child_start_failed", "commit_refused", "delta_refused", "assignments_broken",

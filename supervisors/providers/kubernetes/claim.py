@@ -19,6 +19,7 @@ from typing import Any, Final
 from actors.host.clock import time_of_day_s
 from configs.limits import Limits
 from supervisors.providers.kubernetes.api import CONFLICT, NOT_FOUND, ApiAway, ApiRefused, ClusterApi
+from supervisors.providers.kubernetes.pods import Owner
 from supervisors.tree.errors import ProviderError
 
 LOOKS: Final = 10
@@ -30,10 +31,10 @@ RENEWALS: Final = 3
 class Claim:
     """It is taken with ``take``, and kept for as long as ``keep`` runs."""
 
-    def __init__(self, api: ClusterApi, mark: str, life: str, limits: Limits) -> None:
-        self._api, self._limits = api, limits
-        self._holder = f"{socket.gethostname()}_{life}"
-        self._name = mark
+    def __init__(self, api: ClusterApi, owner: Owner, limits: Limits) -> None:
+        self._api, self._limits, self._owner = api, limits, owner
+        self._holder = f"{socket.gethostname()}_{owner.life}"
+        self._name = owner.mark
         self._lease: dict[str, Any] | None = None
 
     async def take(self) -> None:
@@ -107,7 +108,7 @@ class Claim:
         }
         try:
             if before is None:
-                self._lease = await self._api.create_lease({"metadata": {"name": self._name}, "spec": spec})
+                self._lease = await self._api.create_lease({"metadata": self._owner.metadata(self._name), "spec": spec})
             else:
                 self._lease = await self._api.replace_lease({"metadata": before["metadata"], "spec": spec})
         except ApiRefused as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +28,8 @@ _TOO_MANY: Final = 429
 class LightkubeApi:
     """It is one namespace of a cluster, as ``api.ClusterApi`` says."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, client: AsyncClient, answer_s: float) -> None:
+        self._client, self._answer_s = client, answer_s
 
     @classmethod
     def of(
@@ -48,60 +49,61 @@ class LightkubeApi:
         try:
             found = KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
             one = found.get(config.context)
-            return cls(AsyncClient(one, namespace=config.namespace, timeout=timeout, transport=transport, lazy=False))
+            client = AsyncClient(one, namespace=config.namespace, timeout=timeout, transport=transport, lazy=False)
         except (ConfigError, OSError, ValueError, KeyError, AssertionError) as error:  # the last for a missing user
             raise ProviderError(
                 f"no Kubernetes cluster is configured: {error}; set KUBECONFIG or provider.kubernetes.context, or run "
                 "the head in a pod with a ServiceAccount"
             ) from error
+        return cls(client, limits.cluster_answer_s)
 
     @property
     def namespace(self) -> str:
         return str(self._client.namespace)
 
     async def create(self, pod: Pod) -> None:
-        with _told():
+        async with _told(), asyncio.timeout(self._answer_s):
             await self._client.create(PodResource.from_dict(pod))
 
     async def delete(self, name: str, grace_s: int) -> None:
-        with _told():
+        async with _told(), asyncio.timeout(self._answer_s):
             await self._client.delete(PodResource, name, grace_period=grace_s)
 
     async def list(self, labels: Mapping[str, str]) -> tuple[list[Pod], str]:
-        with _told():
+        async with _told(), asyncio.timeout(self._answer_s):
             found = self._client.list(PodResource, labels=dict(labels))
             pods = [pod.to_dict() async for pod in found]
             return pods, str(found.resourceVersion)
 
     async def watch(self, labels: Mapping[str, str], version: str, timeout_s: float) -> AsyncIterator[tuple[str, Pod]]:
-        with _told():
+        async with _told():  # whoever watches says for how long
             async for what, pod in self._client.watch(
                 PodResource, labels=dict(labels), resource_version=version, server_timeout=max(1, int(timeout_s))
             ):
                 yield str(what), pod.to_dict()
 
     async def get_lease(self, name: str) -> dict[str, Any]:
-        with _told():
+        async with _told(), asyncio.timeout(self._answer_s):
             return (await self._client.get(Lease, name)).to_dict()
 
     async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
-        with _told():
+        async with _told(), asyncio.timeout(self._answer_s):
             return (await self._client.create(Lease.from_dict(lease))).to_dict()
 
     async def replace_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
-        with _told():
+        async with _told(), asyncio.timeout(self._answer_s):
             return (await self._client.replace(Lease.from_dict(lease))).to_dict()
 
     async def delete_lease(self, name: str) -> None:
-        with _told():
+        async with _told(), asyncio.timeout(self._answer_s):
             await self._client.delete(Lease, name)
 
     async def close(self) -> None:
         await self._client.close()
 
 
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _told() -> AsyncIterator[None]:
     """The library's errors as ours."""
     try:
         yield
@@ -115,5 +117,7 @@ def _told() -> Iterator[None]:
         if code >= _AWAY or code == _TOO_MANY:
             raise ApiAway(str(error)) from error
         raise ApiRefused(code, str(error)) from error
+    except TimeoutError as error:
+        raise ApiAway("it takes longer than limits.cluster_answer_s") from error
     except (httpx2.HTTPError, msgspec.MsgspecError) as error:
         raise ApiAway(f"{type(error).__name__}: {error}".rstrip(": ")) from error

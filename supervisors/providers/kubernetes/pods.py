@@ -43,6 +43,10 @@ _CANNOT_START: Final = frozenset({
 _TAKEN: Final = frozenset({"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 """Reasons of a pod's end that are the cluster's doing."""
 
+_SIGNALLED: Final = 128
+"""Exit codes from here on are of a process that was killed; its last line says nothing of that."""
+DELETED: Final = "its pod has been deleted"
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -60,6 +64,15 @@ class Owner:
     def selector(self) -> dict[str, str]:
         """Labels of all pods of the run, whichever life has asked for them."""
         return {RUN: self.mark}
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """Metadata of an object of ours."""
+        labels = {"app.kubernetes.io/name": "headrace", JOB: _label(self.job), RUN: self.mark, LIFE: self.life}
+        metadata: dict[str, Any] = {"name": name, "labels": labels}
+        if self.head_pod is not None:
+            pod, uid = self.head_pod
+            metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}]
+        return metadata
 
     def pod_name(self, number: int) -> str:
         """Name of the pod that is the ``number``-th of this life; no other pod has it."""
@@ -117,16 +130,10 @@ def manifest(config: KubernetesConfig, owner: Owner, order: Order, name: str) ->
         "imagePullSecrets": [{"name": secret} for secret in config.image_pull_secrets],
     }
     spec |= {key: value for key, value in optional.items() if value}
-    own = {
-        "app.kubernetes.io/name": "headrace", JOB: _label(owner.job), NODE: _label(order.node),
-        RUN: owner.mark, LIFE: owner.life,
-    }  # fmt: skip
-    metadata: dict[str, Any] = {"name": name, "labels": config.labels | own}
+    metadata = owner.metadata(name)
+    metadata["labels"] = config.labels | metadata["labels"] | {NODE: _label(order.node)}
     if config.annotations:
         metadata["annotations"] = dict(config.annotations)
-    if owner.head_pod is not None:
-        pod, uid = owner.head_pod
-        metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -230,7 +237,7 @@ def read(pod: dict[str, Any]) -> Reading:
         hopeless=phase == "Pending" and any(wait.get("reason") in _CANNOT_START for wait in waiting),
         taken=leaving or disrupted or status.get("reason") in _TAKEN,
         leaves_s=float(metadata.get("deletionGracePeriodSeconds") or 0) if leaving else None,
-        words=_why(status, states),
+        words=DELETED if leaving and not disrupted else _why(status, states),
     )
 
 
@@ -246,8 +253,8 @@ def _why(status: dict[str, Any], states: list[dict[str, Any]]) -> str:
         if ended := state.get("terminated"):
             code = ended.get("exitCode", 0)
             said = (ended.get("message") or "").strip().splitlines()
-            reason = ended.get("reason") or "Ended"
-            return f"{reason}, exit code {code}" + (f": {said[-1].strip()}" if said else "")
+            how = f"{ended.get('reason') or 'Ended'}, exit code {code}"
+            return f"{how}: {said[-1].strip()}" if said and code < _SIGNALLED else how
         if (wait := state.get("waiting")) and wait.get("reason") != "ContainerCreating":
             return _sentence(wait)
     scheduled = conditions.get("PodScheduled", {})

@@ -8,7 +8,7 @@
 Invariants
 - An end is what the API server has shown: a pod that has ended, or is in the list no longer. A server that does not
   answer is no news, and requests are made again once it does.
-- A watch lasts ``limits.cluster_look_s`` at most; then all pods are listed, so nothing is missed for longer than that.
+- A watch lasts ``limits.cluster_list_s`` at most; then all pods are listed, so nothing is missed for longer than that.
 - Whatever ends, its pod is deleted: a pod that has ended, cannot start or is late leaves nothing behind.
 - Only pods of this run are touched, and by the head alone that holds its claim.
 """
@@ -18,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
+import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,12 +27,16 @@ from actors.core.context import named_rng
 from actors.core.patience import Patience
 from configs.kubernetes_schema import KubernetesConfig
 from configs.limits import Limits
+from configs.schema import JobConfig
 from supervisors.providers.base import BookedProvider, log
 from supervisors.providers.kubernetes.api import CONFLICT, GONE, NOT_FOUND, ApiAway, ApiRefused, ClusterApi, Pod
 from supervisors.providers.kubernetes.claim import Claim
-from supervisors.providers.kubernetes.pods import RUN, Order, Owner, manifest, read
+from supervisors.providers.kubernetes.pods import DELETED, RUN, Order, Owner, manifest, read
 from supervisors.tree.errors import ProviderError
 
+_POD_NAME: Final = "HEADRACE_POD_NAME"
+_POD_UID: Final = "HEADRACE_POD_UID"
+"""Variables of the head's own pod, which the manifest in ``deploy/`` sets: its pods go when it goes."""
 _CLUSTER: Final = "the cluster"
 """Name under which news are told that are about no machine."""
 
@@ -76,7 +82,7 @@ class KubernetesProvider(BookedProvider):
         self._config, self._api, self._owner, self._limits = config, api, owner, limits
         self._join, self._slots, self._notice_s = join, slots, notice_s
         self._close_window_s = limits.stop_timeout_s
-        self._claim = Claim(api, owner.mark, owner.life, limits)
+        self._claim = Claim(api, owner, limits)
         self._machines: dict[str, _Machine] = {}
         self._node_of: dict[str, str] = {}
         self._number = 0
@@ -88,6 +94,26 @@ class KubernetesProvider(BookedProvider):
         """Sentence on why nothing can be started; empty while it can."""
         self._is_away = False
 
+    @classmethod
+    def of(cls, job: JobConfig, join: str, mark: str) -> KubernetesProvider:
+        """The one that ``job`` asks for.
+
+        Raises:
+            ProviderError: lightkube is not installed, or no cluster is configured.
+        """
+        config, limits = job.provider.kubernetes, job.limits
+        assert config is not None, "the checks of the job file ask for it"
+        try:
+            from supervisors.providers.kubernetes.lightkube_api import LightkubeApi
+        except ImportError as error:
+            raise ProviderError(
+                f"provider.kind is kubernetes, which needs lightkube: pip install 'headrace[kubernetes]' ({error})"
+            ) from error
+        pod = os.environ.get(_POD_NAME, ""), os.environ.get(_POD_UID, "")
+        owner = Owner(job.name, mark, secrets.token_hex(2), pod if all(pod) else None)
+        api, provider = LightkubeApi.of(config, limits), job.provider
+        return cls(config, api, owner, join=join, slots=provider.slots, notice_s=provider.notice_s, limits=limits)
+
     async def open(self) -> None:
         """Own this run's pods, and remove those that a former life of it has left.
 
@@ -97,15 +123,11 @@ class KubernetesProvider(BookedProvider):
         namespace = self._api.namespace
         try:
             await self._claim.take()
-            left, _ = await self._api.list(self._owner.selector)
-            for pod in left:
-                self._clean(pod["metadata"]["name"])
+            await self._list()
         except ApiRefused as error:
             raise ProviderError(f"the cluster refuses to look after pods in namespace {namespace}: {error}") from error
         except ApiAway as error:
             raise ProviderError(f"the cluster's API server does not answer: {error}") from error
-        if left:
-            log.warning("pods of a former life are removed", pods=[pod["metadata"]["name"] for pod in left])
         self._refused = ""
         self._lives = [
             asyncio.create_task(self._follow(), name="watch of the pods"),
@@ -216,6 +238,7 @@ class KubernetesProvider(BookedProvider):
             del self._cleaning[pod]
 
         if pod not in self._cleaning:
+            log.info("a pod is removed", pod=pod)
             self._cleaning[pod] = asyncio.create_task(clean(), name=f"delete {pod}")
 
     def _patience(self, name: str) -> Patience:
@@ -229,7 +252,7 @@ class KubernetesProvider(BookedProvider):
             try:
                 version = await self._list()
                 patience.begin_anew()
-                async with asyncio.timeout(self._limits.cluster_look_s):
+                async with asyncio.timeout(self._limits.cluster_list_s):
                     await self._watch(version)
             except TimeoutError:
                 continue
@@ -251,14 +274,14 @@ class KubernetesProvider(BookedProvider):
         for pod in pods:
             self._look(pod, is_gone=False)
         for name in names.difference(self._node_of):
-            self._clean(name)  # its end has been told, or the answer to its request was given up
+            self._clean(name)  # a former life's; or its end has been told
         for node in made:
             if (machine := self._machines.get(node)) is not None and machine.pod not in names:
-                self._gone(node, machine.words or "its pod has been deleted", taken=True)
+                self._gone(node, machine.words or DELETED, taken=True)
         return version
 
     async def _watch(self, version: str) -> None:
-        changes = self._api.watch(self._owner.selector, version, self._limits.cluster_look_s)
+        changes = self._api.watch(self._owner.selector, version, self._limits.cluster_list_s)
         async with contextlib.aclosing(changes):  # type: ignore[type-var]  it is a generator
             async for what, pod in changes:
                 self._look(pod, is_gone=what == "DELETED")
@@ -273,7 +296,7 @@ class KubernetesProvider(BookedProvider):
         if reading.ended or is_gone:
             if not is_gone:
                 self._clean(machine.pod)
-            why = reading.words or machine.words or "its pod has been deleted"
+            why = reading.words or machine.words or DELETED
             self._gone(node, why, taken=reading.taken or is_gone)
             return
         if reading.runs and machine.late is not None:

@@ -20,7 +20,7 @@ from tests.smallest_job import smallest_job
 
 
 def job_with(path: str, **reward: Any) -> JobConfig:
-    return smallest_job(reward={"kind": "model", "path": path, "device": "cpu", "timeout_s": 30, **reward})
+    return smallest_job(reward={"kind": "model", "path": path, "timeout_s": 30, **({"device": "cpu"} | reward)})
 
 
 def asked(job: JobConfig, *responses: str, prompt: Any = "2+2") -> list[Asked]:
@@ -47,10 +47,11 @@ def chat(*turns: tuple[str, str]) -> str:
     return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
 
 
-def test_each_gets_what_the_model_says_of_it_alone_whatever_its_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_each_gets_what_the_model_says_of_it_alone_whatever_its_batch(tmp_path: Path, device: str) -> None:
     """Texts of many lengths, in batches of at most 150 tokens with padding: one frame of life for each batch."""
     path = save_reward_model(tmp_path)
-    job = job_with(path, batch_tokens=150)
+    job = job_with(path, batch_tokens=150, device=device)
     texts = ["4", "it is four", "a" * 30, "", "b" * 60, "no"]
     lives: list[int] = []
     found = ModelScorer("reward", job.reward).score(asked(job, *texts), lambda: lives.append(1))

@@ -37,11 +37,18 @@ def backbone(path: Path, **how: Any) -> str:
 
 
 def train(
-    path: Path, pairs: list[Pair] = PAIRS, *, model: str = "", seed: int = 0, max_tokens: int | None = None, **how: Any
+    path: Path,
+    pairs: list[Pair] = PAIRS,
+    *,
+    model: str = "",
+    seed: int = 0,
+    max_tokens: int | None = None,
+    device: str = "cpu",
+    **how: Any,
 ) -> tuple[dict[str, Any], list[str], list[Progress]]:
     said, told = list[str](), list[Progress]()
     how = {"preferences": "here", "lr": 1e-2, "epochs": 12.0, "batch_pairs": 8, "held_out": 0.2, **how}
-    order = TrainingOrder(Path(model or backbone(path)), path / "out", RewardTraining(**how), seed, "cpu", max_tokens)
+    order = TrainingOrder(Path(model or backbone(path)), path / "out", RewardTraining(**how), seed, device, max_tokens)
     result = train_reward_model(order, pairs, named=lambda key: f"--{key}", say=said.append, tell=told.append)
     return result, said, told
 
@@ -69,12 +76,13 @@ def test_the_loss_is_that_of_bradley_and_terry_whatever_the_batches(tmp_path: Pa
         assert loss == pytest.approx(want, abs=1e-5), tokens
 
 
-def test_what_is_written_scores_as_it_was_trained_and_transformers_reads_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_written_scores_as_it_was_trained_and_transformers_reads_it(tmp_path: Path, device: str) -> None:
     """The scorer's, the trainer's and plain transformers' reward of one text are one number."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    result, said, told = train(tmp_path)
+    result, said, told = train(tmp_path, device=device)
     out = tmp_path / "out"
     assert result["accuracy_held_out"] > 0.9 and said == []
     assert (result["steps"], result["path"]) == (told[-1].steps, str(out)) and told[-1].step == told[-1].steps

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from actors.core.system import ActorSystem
 from configs.limits import Limits
+from supervisors.jobs.elastic_pool import worker_names
 from supervisors.machine.nodes import JoinCluster, Nodes, check_offer
 from supervisors.tree.errors import NodeRefused, NoNode
 from tests.simulated import run_simulated
@@ -163,3 +164,21 @@ def test_groups_come_and_go_and_no_two_ranks_of_one_ever_share(count: int, acts:
 def test_devices_that_are_none_are_refused_whoever_offers_them(devices: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(NodeRefused, match=sentence):
         check_offer(JoinCluster(node="n1", agent=AGENT, slots=1, devices=devices), Limits())
+
+
+def test_a_node_takes_no_more_workers_of_several_ranks_than_have_devices_apart() -> None:
+    """Its slots are as many as its devices, unless it says otherwise."""
+
+    async def scenario(nodes: Nodes) -> None:
+        add(nodes, "n1", "0", "1", "2", "3", slots=4)
+        (node,) = (node for node in nodes.present if not node.local)
+        assert [node.room(ranks) for ranks in (1, 2, 3, 8)] == [4, 2, 1, 0]
+        assert worker_names(node, 2) == ["rollout-n1", "rollout-n1.1"]
+        for worker in ("a", "b"):
+            for process in (worker, f"{worker}.1"):
+                await nodes.choose(process, "remote", 1.0, devices=1, group=(worker, f"{worker}.1"))
+        assert node.devices.free == ()
+        with pytest.raises(NoNode):
+            await nodes.choose("c", "remote", 0.1, devices=1, group=("c", "c.1"))
+
+    registered(scenario)

@@ -10,7 +10,8 @@ import pytest
 
 from configs.limits import DEFAULT_LIMITS
 from supervisors.machine import devices
-from supervisors.machine.devices import NO_DEVICES, Devices, NoSuchDevices, find_devices
+from supervisors.machine.devices import NO_DEVICES, Devices, find_devices
+from supervisors.tree.errors import NoSuchDevices
 from tests.supervisors.machine.fake_driver import fake_driver, fake_nvidia_smi, instance_of, uuid_of
 
 FOUR = ("0", "1", "2", "3")

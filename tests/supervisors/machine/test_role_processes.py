@@ -503,7 +503,7 @@ async def _until_gone(pid: int) -> None:
 def _variable(running: Running, name: str) -> str | None:
     """What the process was started with."""
     variables = Path(f"/proc/{running.pid}/environ").read_text().split("\0")
-    return dict(variable.partition("=")[::2] for variable in variables).get(name)
+    return next((text.partition("=")[2] for text in variables if text.startswith(f"{name}=")), None)
 
 
 async def test_each_process_sees_its_own_devices_and_a_kept_one_serves_only_work_that_wants_the_same(

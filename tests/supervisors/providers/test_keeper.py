@@ -60,7 +60,13 @@ class Kept:
         self.cluster, self.told = Cluster(), list[str]()
         numbers = itertools.count(1)
         self.keeper = Keeper(
-            self.cluster, lambda: f"m{next(numbers)}", "spot", target=target, limits=LIMITS, tell=self.told.append
+            self.cluster,
+            lambda: f"m{next(numbers)}",
+            "spot",
+            target=target,
+            window_s=9.0,
+            limits=LIMITS,
+            tell=self.told.append,
         )
         self.keeper.begin()
 

@@ -82,9 +82,7 @@ class VllmEngine:
 
     async def start(self, spec: EngineSpec) -> None:
         if spec.tensor_parallel > 1 and self._place is None:
-            raise EngineUnavailable(
-                f"rollout.tensor_parallel is {spec.tensor_parallel}: this engine has no other ranks"
-            )
+            raise EngineUnavailable(f"rollout.tensor_parallel is {spec.tensor_parallel}: no other ranks are here")
         self._spec = spec
         self._step_s = step_seconds(spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")

@@ -69,6 +69,7 @@ class LeadingEngine(RankedEngine):
             await self._built(begin, super().start(spec))
 
     async def wake(self) -> None:
+        self._check_whole()
         if self._asleep:
             with ranks.rendezvous(self._followers.count + 1) as directory:
                 self.meet_at(directory)
@@ -91,6 +92,7 @@ class LeadingEngine(RankedEngine):
         self._commands.append(Abort(requests=[int(number) for number in requests]))
 
     async def step(self) -> StepOutput:
+        self._check_whole()
         self._check_step()
         answers, output = await self._together(Step(), super().step(), self._limits.engine_step_s)
         drawn = hash_of(output)
@@ -110,8 +112,8 @@ class LeadingEngine(RankedEngine):
         *,
         in_flight: Literal["keep", "recompute"],
     ) -> None:
-        self._check_load(tensors, dtypes)
         self._check_whole()
+        self._check_load(tensors, dtypes)
         shared = as_file(tensors, dtypes)
         file, entries = await self._run(shared.__enter__)
         try:
@@ -122,6 +124,7 @@ class LeadingEngine(RankedEngine):
             shared.__exit__(None, None, None)
 
     async def sleep(self, level: int) -> None:
+        self._check_whole()
         self._check_level(level)
         if not self._asleep:
             await self._together(Sleep(level=level), super().sleep(level), self._limits.pull_timeout_s)
@@ -165,13 +168,13 @@ class LeadingEngine(RankedEngine):
                 raise kind(f"rank {rank}: {answer.refusal}")
 
     async def _call(self, call: Begin | Step | Load | Sleep | Wake, timeout_s: float) -> list[Answer]:
-        self._check_whole()
         order = encoded(Order(commands=self._commands, call=call))
         self._commands = []
         answers = await self._followers.call([order] * self._followers.count, timeout_s=timeout_s)
         return [decoded_answer(answer) for answer in answers]
 
     def _check_whole(self) -> None:
+        """Before a call: once a rank is lost, this one does nothing more either."""
         if self._lost:
             raise RankLost(self._lost)
 

@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import Any
 
 LEADER = 0
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+}
+"""Talk over loopback, and by NCCL alone: other ways look for the other ranks' devices, and a rank sees its own only."""
 
 
 @contextlib.contextmanager
@@ -52,14 +58,14 @@ class Place:
 
     def engine_arguments(self) -> dict[str, Any]:
         """Arguments of vLLM's ``EngineArgs``."""
-        for name, value in _LOOPBACK.items():
+        for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         return {
             "tensor_parallel_size": self.size,
             "distributed_executor_backend": "external_launcher",
             "distributed_timeout_seconds": max(1, round(self.silence_s)),
             "cpu_distributed_timeout_seconds": max(1, round(self.silence_s)),
-            "disable_custom_all_reduce": True,  # it looks for the other ranks' devices, and a rank sees its own alone
+            "disable_custom_all_reduce": True,  # see _ENVIRONMENT
         }
 
     def executor(self) -> Any:

@@ -6,9 +6,9 @@
 import { number, share } from "./elements.js";
 import { Chart } from "./charts.js";
 import { Lanes } from "./lanes.js";
-import { Samples, bannerLost, showEvents, showHead, showStalls, showWorkers } from "./panels.js";
+import { Samples, bannerLost, showDevices, showEvents, showHead, showStalls, showWorkers } from "./panels.js";
 
-const SECTIONS = ["head", "rows", "lanes", "workers", "samples", "stalls", "events"];
+const SECTIONS = ["head", "rows", "lanes", "workers", "devices", "samples", "stalls", "events"];
 const SILENCES = 3; // as many signs of life may be missing
 const AGAIN_MS = [500, 1000, 2000, 5000, 10000];
 const OVER_MS = 15000;
@@ -68,6 +68,7 @@ function show(section, data) {
   if (section === "samples") samples.update(data.steps, head.files, over);
   if (seen.workers && (section === "workers" || section === "head")) showWorkers(seen.workers, over);
   if (seen.stalls && (section === "stalls" || section === "head")) showStalls(seen.stalls, over);
+  if (section === "devices") showDevices(data);
   if (section === "events") showEvents(data);
 }
 

@@ -94,6 +94,18 @@ export function showWorkers(rows, over) {
       el("td", {}, i === 1 ? el("span", { class: `pill small ${tone(row)}` }, cell) : cell)))))));
 }
 
+// ------------------------------------------------------------ devices
+
+/** Who has which device; the card is there only where a machine has some. */
+export function showDevices(rows) {
+  byId("device-card").hidden = !rows.length;
+  const free = rows.filter((row) => !row.processes.length).length;
+  say("device-count", `${free} free of ${rows.length}`);
+  const head = ["node", "device", "processes"];
+  byId("devices").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...head.map((name) => el("th", {}, name)))),
+    el("tbody", {}, ...rows.map((row) => el("tr", {}, ...[row.node, row.device, row.processes.join(", ") || "free"].map((cell) => el("td", {}, cell)))))));
+}
+
 // ------------------------------------------------------------ waits
 
 export function showStalls(data, over) {

@@ -191,9 +191,11 @@ async def test_a_rank_that_draws_other_tokens_ends_the_engine(pair: Pair, cores:
     cores[False].other_by = 1
     with pytest.raises(RankLost, match="rank 1 has drawn other tokens"):
         await engine.step()
+    steps = cores[True].drawn
     with pytest.raises(RankLost):
         await engine.step()
     await engine.close()
+    assert cores[True].drawn == steps, "it is over for this rank too"
 
 
 async def test_a_load_that_fails_in_one_rank_is_refused_by_all_and_the_engine_goes_on(
@@ -246,7 +248,7 @@ async def test_as_many_ranks_as_the_job_says_must_be_there(pair: Pair) -> None:
     engine = LeadingEngine(pair, DEFAULT_LIMITS)
     with pytest.raises(EngineUnavailable, match=r"rollout\.tensor_parallel is 1, and 2 ranks are there"):
         await engine.start(EngineSpec(model_path=Path("unused")))
-    with pytest.raises(EngineUnavailable, match=r"rollout\.tensor_parallel is 2: this engine has no other ranks"):
+    with pytest.raises(EngineUnavailable, match=r"rollout\.tensor_parallel is 2: no other ranks are here"):
         await VllmEngine().start(SPEC)
 
 

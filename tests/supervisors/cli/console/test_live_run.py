@@ -11,6 +11,7 @@ from typing import Any
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
 from configs.limits import Limits
+from supervisors.cli.console.feed import Feed
 from supervisors.cli.console.live_run import LiveRun
 from tests.actors.control.control_fakes import FakeBackend
 from tests.supervisors.cli.console.recorded_run import row
@@ -64,6 +65,13 @@ async def test_steps_states_and_messages_arrive_as_they_happen(tmp_path: Path) -
         await until(lambda: live.reachable)
         assert live.job == "demo" and [step["step"] for step in live.rows] == [0, 1]
         assert live.tree[0]["restarts"] == 1 and live.stalls is not None
+        assert live.nodes[0]["given"] == {"0": ["demo.trainer"], "1": []}
+        feed = Feed(None, LIMITS)
+        feed.live = live
+        feed.changed("live")
+        assert [(row["device"], row["processes"]) for row in feed.snapshot()["devices"]] == [
+            ("0", ["demo.trainer"]), ("1", [])
+        ]  # fmt: skip
         backend.events.put_nowait({"kind": "step", "job": "demo", **row(2), "step": 3})
         backend.events.put_nowait({"kind": "message", "job": "demo", "message": "rollout-0 was started again"})
         backend.events.put_nowait({"kind": "state", "job": "demo", "state": "running", "waiting_for": "a worker"})

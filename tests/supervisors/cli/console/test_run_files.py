@@ -124,7 +124,7 @@ def test_a_page_gets_everything_and_then_only_what_changes(run_dir: Path) -> Non
     files = RunFiles(run_dir, DEFAULT_LIMITS)
     feed = Feed(files, DEFAULT_LIMITS)
     whole = feed.snapshot()
-    assert set(whole) == {"head", "rows", "lanes", "workers", "samples", "stalls", "events"}
+    assert set(whole) == {"head", "rows", "lanes", "workers", "devices", "samples", "stalls", "events"}
     assert whole["rows"]["reset"] and len(whole["rows"]["rows"]) == STEPS
     assert (whole["head"]["job"], whole["head"]["step"], whole["head"]["steps"]) == ("demo", 12, 12)
     json.dumps(whole, allow_nan=False)

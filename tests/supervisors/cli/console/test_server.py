@@ -210,8 +210,17 @@ async def test_the_feed_gives_everything_then_what_changes_and_says_that_it_live
     async with browser(run_dir, Limits(console_alive_s=0.2)) as user:
         await user.enter()
         async with user.open_feed() as reader:
-            first = [await next_event(reader) for _ in range(7)]
-            assert {name for name, _ in first} == {"head", "rows", "lanes", "workers", "samples", "stalls", "events"}
+            first = [await next_event(reader) for _ in range(8)]
+            assert {name for name, _ in first} == {
+                "head",
+                "rows",
+                "lanes",
+                "workers",
+                "devices",
+                "samples",
+                "stalls",
+                "events",
+            }
             write_lines(run_dir / "metrics.jsonl", [row(STEPS)])
             assert user.feed.files is not None
             user.feed.changed(*user.feed.files.look())
