@@ -26,7 +26,7 @@ from actors.trainer.backends.fsdp import parts
 from actors.trainer.backends.fsdp.optimizer import ShardedAdam
 from actors.trainer.backends.fsdp.orders import Meeting, nothing
 from actors.trainer.backends.fsdp.sharded_model import Rows, local, shard
-from actors.trainer.backends.fsdp.world import World, close_store, join, leave
+from actors.trainer.backends.fsdp.world import World, join, leave
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.torch.replicas import Replica, scored
 from actors.trainer.backends.torch.torch_backend import TENSOR_FILE, TorchBackend
@@ -45,7 +45,6 @@ class FsdpCore:
         torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
         torch.manual_seed(spec.seed)
         self._spec = spec
-        self._meeting = meeting
         self.world: World = join(meeting, rank, spec.device, store)
         try:
             self.model = self._load(meeting.offload)
@@ -123,4 +122,3 @@ class FsdpCore:
 
     def close(self) -> None:
         leave()
-        close_store(self._meeting)

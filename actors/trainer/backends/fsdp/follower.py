@@ -17,11 +17,13 @@ from actors.trainer.backends.fsdp.orders import (
     Answer,
     Begin,
     Begun,
+    Meeting,
     Order,
     Restore,
     WriteRows,
     decode_order,
     encode,
+    remove_meeting,
 )
 from actors.trainer.backends.remote_errors import failed
 from actors.trainer.errors import BackendClosed
@@ -41,6 +43,7 @@ class FsdpFollower:
         self._size = size
         self._thread = ThreadPoolExecutor(1, "train")
         self._core: FsdpCore | None = None
+        self._meeting: Meeting | None = None
 
     async def serve(self, order: bytes) -> bytes:
         decoded = decode_order(order)
@@ -78,6 +81,7 @@ class FsdpFollower:
 
         if order.meeting.size != self._size:
             raise ValueError(f"rank {self._rank} is one of {self._size}, and its leader speaks of {order.meeting.size}")
+        self._meeting = order.meeting
         spec = msgspec.json.decode(order.spec, type=BackendSpec, dec_hook=_path)
         self._core = FsdpCore(spec, order.meeting, self._rank)
         return Begun(host_id())
@@ -87,6 +91,8 @@ class FsdpFollower:
             core, self._core = self._core, None
             await asyncio.get_running_loop().run_in_executor(self._thread, core.close)
         self._thread.shutdown(wait=False)
+        if self._meeting is not None:
+            remove_meeting(self._meeting)
 
 
 def _path(kind: type, value: object) -> object:

@@ -41,6 +41,7 @@ from actors.trainer.backends.fsdp.orders import (
     decode_answer,
     encode,
     nothing,
+    remove_meeting,
 )
 from actors.trainer.backends.fsdp.world import LOOPBACK, open_store
 from actors.trainer.backends.remote_errors import error_of
@@ -78,6 +79,7 @@ class FsdpBackend:
         self._thread: ThreadPoolExecutor | None = None
         self._core: FsdpCore | None = None
         self._model_path = Path()
+        self._meeting: Meeting | None = None
         self._segments = SegmentWriter()
         self._helper: ThreadPoolExecutor | None = None
         """Makes room for the next version while this one is trained on."""
@@ -97,6 +99,7 @@ class FsdpBackend:
         timeout_s = self._limits.train_step_timeout_s
         unplaced = Meeting("", self._host, 0, self._size, self._replicas, self._offload, timeout_s)
         store, meeting = await self._run(open_store, unplaced)
+        self._meeting = meeting
         begin = Begin(msgspec.json.encode(spec, enc_hook=str).decode(), meeting)
         self._core, others = await self._together(
             partial(FsdpCore, spec, meeting, 0, store), begin, Begun, self._limits.ready_timeout_s
@@ -221,6 +224,8 @@ class FsdpBackend:
         if self._followers is not None:
             await self._followers.close()
             self._followers = None
+        if self._meeting is not None:
+            remove_meeting(self._meeting)
 
     # ------------------------------------------------------------ all ranks
 

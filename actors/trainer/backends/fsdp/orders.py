@@ -8,6 +8,7 @@ bytes    = number of frames, length of each, the frames (``transport/codec.py``:
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Sequence
 from typing import Final, TypeVar
@@ -51,6 +52,12 @@ class Meeting(msgspec.Struct, frozen=True):
     """Whether weights and moments are kept in the CPU's memory."""
     timeout_s: float
     """Limit of a single exchange between ranks."""
+
+
+def remove_meeting(meeting: Meeting) -> None:
+    """Once the life is over. Any rank may: a leader that was killed did not."""
+    if meeting.directory:
+        shutil.rmtree(meeting.directory, ignore_errors=True)
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

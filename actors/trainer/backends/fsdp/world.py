@@ -10,7 +10,6 @@ it once more shares it, and the last to leave ends it.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import tempfile
 from dataclasses import dataclass
@@ -49,14 +48,9 @@ def open_store(meeting: Meeting) -> tuple[Store, Meeting]:
     return store, meeting
 
 
-def close_store(meeting: Meeting) -> None:
-    """Remove its file, if it had one. Any rank may: a leader that was killed did not."""
-    if meeting.directory:
-        shutil.rmtree(meeting.directory, ignore_errors=True)
-
-
 def _file_store(meeting: Meeting) -> Store:
-    return FileStore(f"{meeting.directory}/store", meeting.size)
+    """Without a number of users: ``remove_meeting`` removes the file, and not the store."""
+    return FileStore(f"{meeting.directory}/store")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +112,7 @@ def join(meeting: Meeting, rank: int, device: str, store: Store | None = None) -
         shape, names = (meeting.replicas, meeting.size // meeting.replicas), (REPLICATE, SHARD)
     own = torch.device(device) if device == "cpu" else torch.device(device, torch.cuda.current_device())
     mesh = init_device_mesh(own.type, shape, mesh_dim_names=names)
+    dist.all_reduce(torch.zeros(1, device=own))  # whoever fails from here on leaves nobody half joined
     return World(rank=rank, size=meeting.size, device=own, mesh=mesh)
 
 
