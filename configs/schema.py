@@ -135,8 +135,6 @@ class TrainerConfig(Section):
     """``service``: weight among jobs of one priority; twice the share gets twice the time while both wait."""
     project: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "default"
     """``service``: whose quota the job counts against."""
-    ranks: PositiveInt = 1
-    """Processes that train the model together, each with a part of it; all of them end and start as one."""
 
     @property
     def pass_tokens(self) -> int:
