@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from configs.checks.kubernetes_checks import check_kubernetes
-from configs.provider_schema import SlurmConfig
-from configs.schema import JobConfig, ProviderConfig, SpotConfig
+from configs.provider_schema import ProviderConfig, SlurmConfig, SpotConfig
+from configs.schema import JobConfig
 
 Found = tuple[str, str, str]
 """Field, what is wrong, what to do: as in ``configs.checks.checks``."""

@@ -29,8 +29,9 @@ from pydantic.fields import FieldInfo
 from benchmarks.papers.scenario import Claim, PaperScenario, Study
 from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
+from configs.provider_schema import SpotConfig
 from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob, Variant
-from configs.schema import JobConfig, SpotConfig
+from configs.schema import JobConfig
 from configs.services import QuotaConfig, ServiceConfig, ServicesConfig
 
 HERE = Path(__file__).resolve().parent
