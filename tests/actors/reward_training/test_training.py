@@ -37,8 +37,14 @@ def backbone(path: Path, **how: Any) -> str:
 
 
 def train(
-    path: Path, pairs: list[Pair] = PAIRS, *, model: str = "", seed: int = 0, max_tokens: int | None = None,
-    device: str = "cpu", **how: Any
+    path: Path,
+    pairs: list[Pair] = PAIRS,
+    *,
+    model: str = "",
+    seed: int = 0,
+    max_tokens: int | None = None,
+    device: str = "cpu",
+    **how: Any,
 ) -> tuple[dict[str, Any], list[str], list[Progress]]:
     said, told = list[str](), list[Progress]()
     how = {"preferences": "here", "lr": 1e-2, "epochs": 12.0, "batch_pairs": 8, "held_out": 0.2, **how}
