@@ -57,9 +57,9 @@ class Target(Section):
     """A target says what a fault hits, by exactly one of the first five keys."""
 
     role: Role | None = None
-    """``count`` processes of this role, drawn by the seed. ``rank``: those that a trainer or a rollout worker of several
-    ranks leads. ``node``: node agents. ``scheduler``: the journal's disk. ``train_service``: training services, in
-    simulations only, and by ``disk_full`` the tiers of their stored states."""
+    """``count`` processes of this role, drawn by the seed. ``rank``: those that a trainer or a rollout worker leads;
+    ``node``: node agents; ``scheduler``: the journal's disk; ``train_service``: training services, in simulations only,
+    and by ``disk_full`` the tiers of their stored states."""
     name: Name | None = None
     """One process, by its actor's name: ``rollout-0``, ``trainer``, ``trainer.rank1``."""
     node: Name | None = None
