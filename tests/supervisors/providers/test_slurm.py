@@ -182,6 +182,11 @@ def test_jobs_that_wait_or_were_never_heard_of_are_gone_after_the_close() -> Non
         place.provider.start("b", "spot")
         await asyncio.sleep(0)
 
+    async def unheard_of(place: Place) -> None:
+        await asyncio.sleep(3)
+        place.slurm.add("ghost")
+
+    play(unheard_of)
     play(scene)
 
 
@@ -199,10 +204,9 @@ def test_a_job_id_that_is_given_again_after_a_crash_is_not_taken_for_the_old_one
     async def scene(place: Place) -> None:
         place.provider.start("a", "spot")
         await asyncio.sleep(3)
-        place.slurm.rows["1"] = replace(place.slurm.rows["1"], name="other", comment="somebody's")
+        place.slurm.rows["1"] = replace(place.slurm.rows["1"], name="other")
         await asyncio.sleep(3)
         assert place.ends == [("a", "failed")]
-        place.slurm.end("1", "COMPLETED")
 
     play(scene)
 
