@@ -118,7 +118,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
         ("actors/train_service/turns.py", "Turns._grant", "waiting.prepare()"),
         ("supervisors/jobs/abandonable.py", "Abandonable.run", "task"),
-        ("supervisors/jobs/job_tree.py", "JobTree._process.start", "self._service()"),
+        ("supervisors/jobs/role_processes.py", "RoleProcesses._child.start", "self._service()"),
         ("supervisors/machine/machine.py", "LocalMachine.run_blocking", "asyncio.to_thread(function, *args, **kwargs)"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
@@ -142,6 +142,16 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/train_service/service.py", "TrainService.attach", "asyncio.shield(bundle.attached)"),
         ("actors/train_service/service.py", "TrainService.call", "asyncio.shield(answer)"),
         ("actors/train_service/service.py", "TrainService.detach", "asyncio.shield(bundle.ending)"),
+        ("actors/ranks/rank.py", "Rank.order", "asyncio.shield(self._done)"),
+    ],
+    "a child's start has a deadline, and every question that is asked meanwhile has one": [
+        ("supervisors/jobs/role_processes.py", "RoleProcesses._adopted", "asyncio.shield(self._found[leader])"),
+    ],
+    "each of the tasks asks with a deadline": [
+        ("actors/ranks/group.py", "GroupFollowers._of_all", "asyncio.TaskGroup()"),
+    ],
+    "a pause of the backoff, whose policy bounds it": [
+        ("supervisors/tree/recovery.py", "Rounds._recover", "self._sleep(recovery.delay_s)"),
     ],
     "the call of an earlier life ends at its own limits, and what it had is let go of within service_move_timeout_s": [
         ("actors/train_service/service.py", "TrainService._retire", "asyncio.shield(task)"),
