@@ -60,6 +60,9 @@ def job_file() -> str:
         parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.", told_apart=inner_ones)]
         for key, inner in inner_ones.items():
             parts += [f"\n### {name}.{key}\n", _own_docstring(inner), _table(inner, f"{name}.{key}.")]
+            for own, part in _inner_sections(inner):
+                parts += [f"\n### {name}.{key}.{own}\n", _own_docstring(part), _table(part, f"{name}.{key}.{own}.")]
+            parts += [text for own, item in _lists(inner) for text in _items(f"{name}.{key}.{own}", item)]
         parts += [text for key, item in _lists(section) for text in _items(f"{name}.{key}", item)]
     parts += ["\n## limits\n", "Bounds and time-outs, all with defaults: [limits.md](limits.md).\n"]
     return "\n".join(part for part in parts if part)
