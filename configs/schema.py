@@ -90,8 +90,8 @@ class TrainerConfig(Section):
     """``fsdp``: processes that train together, with a device each. Weights, gradients and moments are sharded over
     them, by torch's FSDP2. A run repeats bit for bit with the same number, and any number reads its checkpoints."""
     replicas: PositiveInt = 1
-    """``fsdp``: copies of the weights, each sharded over ``ranks / replicas`` ranks. For ranks on several machines: one
-    copy a machine, so that only gradients travel between them."""
+    """``fsdp``: copies of the weights, each sharded over ``ranks / replicas`` ranks. Layers travel within a copy, and
+    between copies gradients alone; each takes the memory of a whole copy."""
     offload: bool = False
     """``fsdp`` on CUDA: weights and moments stay in the CPU's memory, and come to the device a layer at a time. Takes
     less of its memory, and more time."""

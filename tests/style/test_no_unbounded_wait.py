@@ -143,6 +143,16 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/train_service/service.py", "TrainService.attach", "asyncio.shield(bundle.attached)"),
         ("actors/train_service/service.py", "TrainService.call", "asyncio.shield(answer)"),
         ("actors/train_service/service.py", "TrainService.detach", "asyncio.shield(bundle.ending)"),
+        ("actors/ranks/rank.py", "Rank.order", "asyncio.shield(self._done)"),
+    ],
+    "a child's start has a deadline, and every question that is asked meanwhile has one": [
+        ("supervisors/jobs/role_processes.py", "RoleProcesses._adopted", "asyncio.shield(self._found[leader])"),
+    ],
+    "each of the tasks asks with a deadline": [
+        ("actors/ranks/group.py", "GroupFollowers._of_all", "asyncio.TaskGroup()"),
+    ],
+    "a pause of the backoff, whose policy bounds it": [
+        ("supervisors/tree/recovery.py", "Rounds._recover", "self._sleep(recovery.delay_s)"),
     ],
     "the call of an earlier life ends at its own limits, and what it had is let go of within service_move_timeout_s": [
         ("actors/train_service/service.py", "TrainService._retire", "asyncio.shield(task)"),
