@@ -34,7 +34,7 @@ Kind = Literal[
 Role = Literal[
     "rollout", "trainer", "rank", "weights", "rewards", "gateway", "environments", "train_service", "scheduler", "node",
     "head",
-]
+]  # fmt: skip
 Seconds = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 

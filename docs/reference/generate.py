@@ -56,16 +56,18 @@ def job_file() -> str:
     for name, section in _inner_sections(JobConfig):
         if section is Limits:
             continue
-        inner_ones = dict(_inner_sections(section))
-        parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.", told_apart=inner_ones)]
-        for key, inner in inner_ones.items():
-            parts += [f"\n### {name}.{key}\n", _own_docstring(inner), _table(inner, f"{name}.{key}.")]
-            for own, part in _inner_sections(inner):
-                parts += [f"\n### {name}.{key}.{own}\n", _own_docstring(part), _table(part, f"{name}.{key}.{own}.")]
-            parts += [text for own, item in _lists(inner) for text in _items(f"{name}.{key}.{own}", item)]
-        parts += [text for key, item in _lists(section) for text in _items(f"{name}.{key}", item)]
+        parts += _section_pages(name, section, "##")
     parts += ["\n## limits\n", "Bounds and time-outs, all with defaults: [limits.md](limits.md).\n"]
     return "\n".join(part for part in parts if part)
+
+
+def _section_pages(key: str, section: type[BaseModel], mark: str) -> list[str]:
+    """The keys of a section, then those of the sections within it."""
+    inner_ones = dict(_inner_sections(section))
+    parts = [f"\n{mark} {key}\n", _own_docstring(section), _table(section, f"{key}.", told_apart=inner_ones)]
+    for name, inner in inner_ones.items():
+        parts += _section_pages(f"{key}.{name}", inner, "###")
+    return parts + [text for name, item in _lists(section) for text in _items(f"{key}.{name}", item)]
 
 
 def _lists(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:

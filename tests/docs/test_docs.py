@@ -132,6 +132,8 @@ def _job_snippets() -> list[Any]:
     found: list[Any] = []
     for page in PAGES:
         for number, body in enumerate(fences(page, "yaml")):
+            if "\napiVersion: " in body:  # Kubernetes' own: tests/deploy/test_manifests.py
+                continue
             found.append(pytest.param(body, id=f"{names(page)}-{number}"))
     return found
 
@@ -169,7 +171,8 @@ def test_every_key_and_limit_that_is_named_exists(page: Path) -> None:
     sections = {key.split(".")[0] for key in known if "." in key}
     named = [s for s in spans(page) if re.fullmatch(r"[a-z]+\.[a-z_0-9]+", s) and s.split(".")[0] in sections]
     files = {"metrics.jsonl", "eval.jsonl", "metrics.md", "limits.md", "model.json", "model.safetensors"}
-    assert [name for name in named if name not in known | files] == []
+    missing = [name for name in named if name not in known | files]
+    assert [name for name in missing if not re.fullmatch(r"trainer\.rank\d", name)] == []  # a process's name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
