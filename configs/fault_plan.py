@@ -32,8 +32,9 @@ Kind = Literal[
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt", "disk_full", "clock"
 ]
 Role = Literal[
-    "rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service", "scheduler", "node", "head"
-]
+    "rollout", "trainer", "rank", "weights", "rewards", "gateway", "environments", "train_service", "scheduler", "node",
+    "head",
+]  # fmt: skip
 Seconds = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 
@@ -56,10 +57,11 @@ class Target(Section):
     """A target says what a fault hits, by exactly one of the first five keys."""
 
     role: Role | None = None
-    """``count`` processes of this role, drawn by the seed. ``node``: node agents; ``scheduler``: the journal's disk;
-    ``train_service``: training services, in simulations only, and by ``disk_full`` the tiers of their stored states."""
+    """``count`` processes of this role, drawn by the seed. ``rank``: those that a trainer or a rollout worker leads;
+    ``node``: node agents; ``scheduler``: the journal's disk; ``train_service``: training services, in simulations only,
+    and by ``disk_full`` the tiers of their stored states."""
     name: Name | None = None
-    """One process, by its actor's name: ``rollout-0``, ``trainer``."""
+    """One process, by its actor's name: ``rollout-0``, ``trainer``, ``trainer.rank1``."""
     node: Name | None = None
     """One machine that has joined: its node agent, with which its processes end. Not the head's own machine."""
     link: tuple[Name, Name] | None = None
@@ -106,7 +108,7 @@ class FaultBase(Section):
     HITS: ClassVar[tuple[str, ...]] = PROCESS
     """Forms of target that this kind can hit."""
     ROLES: ClassVar[tuple[str, ...]] = (
-        "rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service", "node", "head",
+        "rollout", "trainer", "rank", "weights", "rewards", "gateway", "environments", "train_service", "node", "head",
     )  # fmt: skip
     """Roles that it can hit."""
 
@@ -182,7 +184,7 @@ class Slow(HealingFault):
     """
 
     HITS = ("role", "name")
-    ROLES = ("rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service")
+    ROLES = ("rollout", "trainer", "rank", "weights", "rewards", "gateway", "environments", "train_service")
 
     kind: Literal["slow"] = "slow"
     factor: Annotated[float, Field(gt=1, le=100)] = 4.0

@@ -48,6 +48,11 @@ class ProcessLimits(BaseModel):
     connect_retry_max_s: float = Field(default=0.5, description="the pause doubles up to this")
     heartbeat_interval_s: float = Field(default=0.5, description="ZMTP heartbeat; runs in libzmq's own thread")
     heartbeat_timeout_s: float = Field(default=1.5, description="a stopped process is unreachable within 2 s")
+    keepalive_s: float = Field(
+        default=54.0,
+        description="TCP: silence after which the kernel asks for the other end, and as long again until it gives up: "
+        "a machine that vanishes leaves connections on lanes without heartbeats",
+    )
     close_timeout_s: float = Field(default=1.0, description="flush and goodbye")
     flush_look_s: float = Field(
         default=0.005, description="how often a socket that closes is asked whether all of it has left; nothing tells"

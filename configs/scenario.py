@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from configs.fault_plan import Fault, Kind
 from configs.limits import Limits
 from configs.local_paths import found
+from configs.provider_schema import SpotConfig
 from configs.schema import (
     JobConfig,
     NonNegativeInt,
@@ -23,7 +24,6 @@ from configs.schema import (
     PositiveFloat,
     PositiveInt,
     Section,
-    SpotConfig,
     SyncMode,
 )
 from configs.services import AUTO, ServicesConfig

@@ -9,10 +9,9 @@ from pydantic import Field
 from configs.adapter_schema import AdapterConfig
 from configs.episode_schema import EnvironmentConfig, GatewayConfig
 from configs.evaluation_schema import SEED_OFFSET, EvaluationConfig
-from configs.kubernetes_schema import KubernetesConfig
 from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
-from configs.provider_schema import SlurmConfig
+from configs.provider_schema import ProviderConfig
 from configs.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.task_schema import DataConfig, RewardConfig
 
@@ -250,58 +249,6 @@ class ClusterConfig(Section):
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
     """What a machine costs an hour, by kind: ``{reserved: 83.79, spot: 5.32}``. ``reserved`` is the head's machine and
     every node that says nothing else (``headrace node --kind``). With prices, each step tells what it has cost."""
-
-
-class SpotConfig(Section):
-    """Machines that come and go as a trace says."""
-
-    trace: str | None = None
-    """A file: Bamboo's CSV, SkyPilot's JSON or our own CSV (``docs/guides/spot.md``)."""
-    speed: PositiveFloat = 1.0
-    """The trace runs this much faster than it was recorded."""
-    notice_s: Annotated[float, Field(ge=0)] = 0.0
-    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none."""
-    nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all."""
-
-
-class ProviderConfig(SpotConfig):
-    """Who brings machines up and takes them away while the job runs. Needs ``cluster.place_rollout: elastic``."""
-
-    kind: Literal["none", "local", "functions", "slurm", "kubernetes"] = "none"
-    """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine, as ``trace`` says.
-    ``functions``: machines of one worker each that are started as a step's plan wants them, sleep once they have
-    nothing more to do, and are given back. Needs ``scheduling.policy: planned``. ``slurm``: jobs of a Slurm cluster.
-    ``kubernetes``: pods."""
-    slurm: SlurmConfig = SlurmConfig()
-    kubernetes: KubernetesConfig | None = None
-    """``kubernetes``: what its pods are; needed there."""
-    notice_s: Annotated[float, Field(ge=0)] = 0.0
-    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none. ``slurm``: how long a machine
-    is still there after it is told to go, which is the partition's ``GraceTime``. ``kubernetes``: the grace period of
-    its pods."""
-    nodes_max: PositiveInt | None = None
-    """Machines taken at most, of those that the trace offers; unset: all. ``slurm`` and ``kubernetes`` need it: so many
-    are kept."""
-    slots: PositiveInt = 1
-    """Rollout workers on each of its machines."""
-    machines: Literal["local", "slurm"] = "local"
-    """``functions``: whose machines they are. ``local``: node processes on this machine. ``slurm`` is not built yet."""
-    idle_s: Annotated[float, Field(ge=0)] | None = None
-    """``functions``: one that has slept for this long is given back, unless it would be started again at once. Unset:
-    once its sleep has cost as much as starting another one does, by the start times measured and ``asleep_price``."""
-    bill_rounding_s: Annotated[float, Field(ge=0)] = 1.0
-    """``functions``: each is billed from its start order to its end, rounded up to a whole number of these."""
-    asleep_price: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """``functions``: price of an asleep second, as a part of that of one awake. One that sleeps holds host memory and
-    no device, which costs about a tenth."""
-    prewarm_buffer_s: Annotated[float, Field(ge=0)] = 0.5
-    """``functions``: they are started so much earlier than they would just be ready for the next step."""
-
-    @property
-    def brings_hosts(self) -> bool:
-        """Whether its machines are other hosts, which join at ``cluster.listen``."""
-        return self.kind in ("slurm", "kubernetes")
 
 
 class MetricsConfig(Section):

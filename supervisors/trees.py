@@ -17,6 +17,8 @@
         └── rollout.<job>       one_for_one, sized by ``scale``: rollout-0 … rollout-n, and   a process each
                                 by the nodes (elastic_pool.py): rollout-<node> …
 
+    A trainer or a worker of several ranks is a group in there: its processes end and start as one (role_processes.py).
+
     node process (node.py)
     ├── agent                   that machine's node agent
     └── membership              keeps the node in the head's register

@@ -159,6 +159,7 @@ def _options(limits: Limits, curve: Curve | None, max_frame_bytes: int) -> Socke
         handshake_s=limits.connect_timeout_s,
         heartbeat_interval_s=limits.heartbeat_interval_s,
         heartbeat_timeout_s=limits.heartbeat_timeout_s,
+        keepalive_s=limits.keepalive_s,
         curve=curve,
         stranger_bytes=limits.stranger_bytes,
         strangers_max=limits.strangers_max,

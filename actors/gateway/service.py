@@ -43,6 +43,7 @@ from configs.checks.gateway_checks import why_not_listen
 from configs.episode_schema import GatewayConfig
 from configs.model_files import positions, text_config
 from transport.errors import HeadraceError
+from transport.own_address import own_address
 
 ENDPOINT_FILE: Final = "gateway.endpoint"
 
@@ -105,7 +106,7 @@ class Gateway(RegisteredActor):
                     fix = "free it, or set gateway.host and gateway.port to an address of this machine"
                     raise CannotListen(f"gateway: {host}:{port} cannot be listened at ({error}): {fix}") from error
         found = self._runner.addresses[0][1]
-        shown = f"[{host}]" if ":" in host else host
+        shown = _shown(host)
         self.base_url = self._job.gateway.public_url or f"{'https' if tls else 'http'}://{shown}:{found}/v1"
         fresh = file.with_name(f".{file.name}")
         fresh.write_text(self.base_url + "\n")
@@ -141,6 +142,13 @@ def tls_context(gateway: GatewayConfig) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise CannotListen(f"gateway.tls_certificate {certificate}, gateway.tls_key {key}: {error}") from error
     return context
+
+
+def _shown(host: str) -> str:
+    """``host`` as a part of a URL, for others too: a listener at all interfaces is at none of that name."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 (compared, not listened at)
+        return own_address(also_v6=host == "::")
+    return f"[{host}]" if ":" in host else host
 
 
 def _port_before(file: Path) -> int:

@@ -46,6 +46,7 @@ from actors.protocol.groups import EarlySamples, GrantGroups
 from actors.protocol.job_news import Trouble
 from actors.protocol.services import RegisterService, ServiceChanged
 from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
+from actors.ranks.group import GroupFollowers
 from actors.roles import RoleArgs
 from actors.trainer.accounts import StepAccounts, consumed
 from actors.trainer.agreement import EngineAgreement
@@ -75,7 +76,9 @@ class Trainer(RegisteredActor):
     def __init__(self, args: RoleArgs, backend: TrainBackend | None = None) -> None:
         self._args = args
         self._job = args.job_config
-        self._backend = backend or backend_of(args, self._job)
+        self._followers = GroupFollowers(args) if args.size > 1 else None
+        """The other ranks, if this one leads any: a loss of one of them ends it, too."""
+        self._backend = backend or backend_of(args, self._job, self._followers, self._job.limits)
         self._service = self._backend if isinstance(self._backend, ServiceBackend) else None
         """The same backend, if a training service computes; None: this process does, and waits for nobody."""
         self._algorithm = self._job.algorithm
@@ -95,6 +98,8 @@ class Trainer(RegisteredActor):
     async def on_start(self) -> None:
         ctx, args = self.ctx, self._args
         self.obey(args.scheduler, ctx.limits.trainer_patience_s)
+        if self._followers is not None:
+            self._followers.connect(ctx)
         self._spans = SpanRecorder(
             ctx, job=self._job.name, track=args.name, metrics=lambda: self.hub.beside(args.metrics)
         )
@@ -158,6 +163,8 @@ class Trainer(RegisteredActor):
     async def down(self, message: Down) -> None:
         if self._service is not None:
             self._service.heard(message)
+        if self._followers is not None:
+            self._followers.heard(message)
         await super().down(message)
 
     def hub_lost(self, message: Down) -> None:

@@ -29,8 +29,9 @@ from pydantic.fields import FieldInfo
 from benchmarks.papers.scenario import Claim, PaperScenario, Study
 from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
+from configs.provider_schema import SpotConfig
 from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob, Variant
-from configs.schema import JobConfig, SpotConfig
+from configs.schema import JobConfig
 from configs.services import QuotaConfig, ServiceConfig, ServicesConfig
 
 HERE = Path(__file__).resolve().parent
@@ -55,13 +56,18 @@ def job_file() -> str:
     for name, section in _inner_sections(JobConfig):
         if section is Limits:
             continue
-        inner_ones = dict(_inner_sections(section))
-        parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.", told_apart=inner_ones)]
-        for key, inner in inner_ones.items():
-            parts += [f"\n### {name}.{key}\n", _own_docstring(inner), _table(inner, f"{name}.{key}.")]
-        parts += [text for key, item in _lists(section) for text in _items(f"{name}.{key}", item)]
+        parts += _section_pages(name, section, "##")
     parts += ["\n## limits\n", "Bounds and time-outs, all with defaults: [limits.md](limits.md).\n"]
     return "\n".join(part for part in parts if part)
+
+
+def _section_pages(key: str, section: type[BaseModel], mark: str) -> list[str]:
+    """The keys of a section, then those of the sections within it."""
+    inner_ones = dict(_inner_sections(section))
+    parts = [f"\n{mark} {key}\n", _own_docstring(section), _table(section, f"{key}.", told_apart=inner_ones)]
+    for name, inner in inner_ones.items():
+        parts += _section_pages(f"{key}.{name}", inner, "###")
+    return parts + [text for name, item in _lists(section) for text in _items(f"{key}.{name}", item)]
 
 
 def _lists(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:

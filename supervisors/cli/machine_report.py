@@ -28,6 +28,7 @@ from rich.text import Text
 
 from actors.core.terminal_text import harmless
 from actors.host.import_guard import BROKEN_ON_CPU, hide_broken_optionals
+from supervisors.machine.devices import find_devices
 
 State = Literal["ok", "missing", "problem"]
 """``missing`` is something optional; ``problem`` is something that runs will stumble over."""
@@ -70,7 +71,7 @@ def report() -> Report:
     """All checks. A check that itself fails is a line that says so."""
     checks = Report()
     looks: tuple[Callable[[], Iterator[Check]], ...] = (
-        *(_python, _dependencies, _optionals, _torch, _cuda, _vllm),
+        *(_python, _dependencies, _optionals, _torch, _cuda, _devices, _vllm),
         *(_machine, _shared_memory, _open_files, _ports, _node_js),
     )
     for look in looks:
@@ -171,6 +172,14 @@ def _cuda() -> Iterator[Check]:
         )
     else:
         yield _check("cuda", "missing", "no NVIDIA driver", "runs use the CPU")
+
+
+def _devices() -> Iterator[Check]:
+    """What is divided among processes; ``CUDA_VISIBLE_DEVICES`` may name fewer than there are."""
+    if ids := find_devices(None).ids:
+        yield _check("devices", "ok", ", ".join(ids), "divided among processes; headrace run --devices takes some")
+    else:
+        yield _check("devices", "missing", "none", "processes share the cores")
 
 
 def _vllm() -> Iterator[Check]:

@@ -12,6 +12,8 @@ finds none there leaves its place empty.
 
 from __future__ import annotations
 
+import os
+
 from configs.schema import JobConfig
 from configs.services import ServiceConfig
 from configs.validation import Finding
@@ -56,6 +58,26 @@ def device_problems(job: JobConfig, here: int) -> list[Finding]:
         wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"
         found.append(("rollout.tensor_parallel", wrong, f"Set it to at most {here}, or let others generate (nodes)"))
     return found
+
+
+def core_warnings(job: JobConfig, here: int, cores: int | None = None) -> list[str]:
+    """Sentences about ranks that share a core of the head's machine, which is allowed.
+
+    Args:
+        here: number of its devices.
+        cores: number of its cores; None: those that this process may use.
+    """
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    of_machine = (
+        ("trainer.ranks", job.trainer.ranks, "trainer", not job.only_evaluates),
+        ("rollout.tensor_parallel", job.rollout.tensor_parallel, "rollout", _generates_here(job)),
+    )
+    return [
+        f"{key}: {ranks} ranks share {cores} {'core' if cores == 1 else 'cores'}, which is slower than fewer ranks. "
+        f"Set it to at most {cores}, if the model fits"
+        for key, ranks, role, is_here in of_machine
+        if ranks > cores and is_here and not (here and devices_wanted(job, role))
+    ]
 
 
 def _generates_here(job: JobConfig) -> bool:

@@ -30,7 +30,7 @@ from configs.schema import JobConfig
 from supervisors.jobs.abandonable import Abandonable
 from supervisors.jobs.cost_meter import HOUR_S, CostMeter
 from supervisors.jobs.data_preparation import prepare_data
-from supervisors.jobs.device_needs import device_problems
+from supervisors.jobs.device_needs import core_warnings, device_problems
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import prepare_model
@@ -154,7 +154,8 @@ class JobRun:
                 self._news.say(message=message)
             beside = "reward worker" if job.only_evaluates else "trainer, weight server and reward worker"
             self._news.say(message=f"starting {job.rollout.workers} rollout workers, {beside}")
-            if warning := Room.of(self._nodes.present).warning(job, job.rollout.workers):
+            room = Room.of(self._nodes.present).warning(job, job.rollout.workers)
+            for warning in ([room] if room else []) + core_warnings(job, self._nodes.devices_here):
                 self._news.say(message=f"warning: {warning}")
         else:
             self._news.record("head_restarted", restarts=self._former.restarts, why=self._former.ended)

@@ -25,7 +25,7 @@ from configs.fault_plan import FaultBase, FaultPlan
 from configs.schema import JobConfig
 from supervisors.tree.errors import FaultNotPossible
 
-_NAMES: Final = re.compile(r"rollout-\d+|trainer|weights|rewards|head")
+_NAMES: Final = re.compile(r"(rollout-\d+|trainer)(\.rank\d+)?|weights|rewards|head")
 STARTED: Final = "faults_started"
 """The event with which a plan begins: what was struck before belongs to another one."""
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from actors.policies import bill
-from configs.schema import ProviderConfig
+from configs.provider_schema import ProviderConfig
 
 State = Literal["starting", "awake", "asleep"]
 KIND: Final = "function"

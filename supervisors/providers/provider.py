@@ -5,7 +5,8 @@
     kill ─▶ gone, without a word
 
 Kinds: ``local`` (processes on this machine), ``simulated`` (machines of a simulated cluster), ``slurm`` (jobs of a
-Slurm cluster). A new one implements ``Provider`` and passes ``tests/contracts/test_provider_contract.py``.
+Slurm cluster), ``kubernetes`` (pods). A new one implements ``Provider`` and passes
+``tests/contracts/test_provider_contract.py``.
 
 Invariants
 - A node's name is used once: a machine that comes back has another one. So nothing meant for a former life reaches it.

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from configs.limits import DEFAULT_LIMITS
-from configs.schema import SpotConfig
+from configs.provider_schema import SpotConfig
 from supervisors.providers.base import log
 from supervisors.providers.provider import How, Provider
 from supervisors.providers.trace_files import read_trace

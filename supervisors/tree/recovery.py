@@ -63,7 +63,8 @@ class Rounds:
         children: the supervisor's own, in their order.
         together: whether they are independent, but for groups.
         begin: has a task run, under a name.
-        stop, start: one child.
+        stop: one child; whether it was up. Called, it has taken the child: an end of it is asked for.
+        start: one child.
         ended: said of a child that was stopped for its group and stays away, with the cause.
         now, sleep: the clock.
     """
@@ -74,7 +75,7 @@ class Rounds:
         *,
         together: bool,
         begin: Callable[[Coroutine[Any, Any, None], str], object],
-        stop: Callable[[Child], Awaitable[None]],
+        stop: Callable[[Child], Awaitable[bool]],
         start: Callable[[Child], Coroutine[Any, Any, None]],
         ended: Callable[[Child, ExitCause], None],
         now: Callable[[], float],
@@ -137,12 +138,13 @@ class Rounds:
         """Stop, wait, start. Returns the names that were not started because another end came in between."""
         stopped = [self._children[name] for name in self._in_order(recovery.stop)[::-1]]
         if self._together:
-            await asyncio.gather(*(self._stop(child) for child in stopped))
-        for child in stopped:
-            await self._stop(child)
+            were_up = await asyncio.gather(*map(self._stop, stopped))
+        else:
+            were_up = [await self._stop(child) for child in stopped]
+        for child, was_up in zip(stopped, were_up, strict=True):
             if child.spec.name not in recovery.start:
                 child.settled.set()
-                if recovery.cause is not None:
+                if was_up and recovery.cause is not None:  # who has ended by itself meanwhile is told of already
                     self._ended(child, recovery.cause)
         if recovery.delay_s > 0:
             await self._sleep(recovery.delay_s)

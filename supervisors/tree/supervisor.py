@@ -21,7 +21,7 @@ Consumes: Down, ProcessExited.  Produces: events to ``on_event``.  Waits for: st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from actors.core.actor import Actor, handles
 from actors.core.watch import Down, Gone
@@ -308,13 +308,18 @@ class Supervisor(Actor):
             self._agents[agent] = None
             self.ctx.watch(agent)
 
-    async def _stop(self, child: Child, cause: ExitCause = ExitCause.STOPPED) -> None:
-        if child.is_cut:
+    def _stop(self, child: Child, cause: ExitCause = ExitCause.STOPPED) -> Awaitable[bool]:
+        """Stop it; whether it was up. From this call on an end of it is one that we asked for."""
+        running, child.running = child.running, None
+        return self._stopped(child, running, cause)
+
+    async def _stopped(self, child: Child, running: Running | None, cause: ExitCause) -> bool:
+        if was_cut := child.is_cut:
             async with asyncio.timeout(self.ctx.limits.stop_timeout_s):
                 await child.idle.wait()
-        running, child.running = child.running, None
+            running, child.running = child.running, None
         if running is None:
-            return
+            return was_cut
         child.state = "stopping"
         child.settled.clear()
         if running.agent is None:
@@ -322,6 +327,7 @@ class Supervisor(Actor):
         await running.stop(child.spec.shutdown_s, cause)
         child.state = str(cause)
         self._tell("stopped", child, cause, "", running.incarnation)
+        return True
 
     # telling
 

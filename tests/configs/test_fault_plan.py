@@ -72,7 +72,7 @@ def test_a_kind_takes_the_targets_that_it_can_hit_and_refuses_the_others_by_name
 def test_a_role_that_a_kind_cannot_hit_is_refused_by_name() -> None:
     message = refused(kind="slow", target={"role": "head"})
     assert "fault.target: " in message
-    roles = "rollout, trainer, weights, rewards, gateway, environments, train_service"
+    roles = "rollout, trainer, rank, weights, rewards, gateway, environments, train_service"
     assert f"a role that slow can hit: {roles}; not head" in message
 
 

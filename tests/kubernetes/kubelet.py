@@ -50,6 +50,7 @@ class Kubelet:
         await asyncio.gather(*self._lives.values(), return_exceptions=True)
         for process in self.processes.values():
             await process.wait()
+            process._transport.close()  # else it is closed on a loop that may be closed by then
 
     def pod_of(self, node: str) -> str:
         return next(name for name, pod in self.pods.items() if pod["metadata"]["labels"].get("headrace/node") == node)

@@ -118,7 +118,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
         ("actors/train_service/turns.py", "Turns._grant", "waiting.prepare()"),
         ("supervisors/jobs/abandonable.py", "Abandonable.run", "task"),
-        ("supervisors/jobs/job_tree.py", "JobTree._process.start", "self._service()"),
+        ("supervisors/jobs/role_processes.py", "RoleProcesses._child.start", "self._service()"),
         ("supervisors/machine/machine.py", "LocalMachine.run_blocking", "asyncio.to_thread(function, *args, **kwargs)"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
@@ -139,9 +139,20 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/api/run.py", "Run.__aexit__", "asyncio.to_thread(self.close)"),
     ],
     "whoever asked has a deadline, and its handler is cancelled there; every call has limits of its own": [
+        ("actors/ranks/rank.py", "Rank.order", "asyncio.shield(self._done)"),
         ("actors/train_service/service.py", "TrainService.attach", "asyncio.shield(bundle.attached)"),
         ("actors/train_service/service.py", "TrainService.call", "asyncio.shield(answer)"),
         ("actors/train_service/service.py", "TrainService.detach", "asyncio.shield(bundle.ending)"),
+        ("actors/ranks/rank.py", "Rank.order", "asyncio.shield(self._done)"),
+    ],
+    "a child's start has a deadline, and every question that is asked meanwhile has one": [
+        ("supervisors/jobs/role_processes.py", "RoleProcesses._adopted", "asyncio.shield(self._found[leader])"),
+    ],
+    "each of the tasks asks with a deadline": [
+        ("actors/ranks/group.py", "GroupFollowers._of_all", "asyncio.TaskGroup()"),
+    ],
+    "a pause of the backoff, whose policy bounds it": [
+        ("supervisors/tree/recovery.py", "Rounds._recover", "self._sleep(recovery.delay_s)"),
     ],
     "the call of an earlier life ends at its own limits, and what it had is let go of within service_move_timeout_s": [
         ("actors/train_service/service.py", "TrainService._retire", "asyncio.shield(task)"),
@@ -151,6 +162,15 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     ],
     "the table of requests ends every question at its deadline, which was armed three lines before": [
         ("actors/core/kernel/questions.py", "Questions.ask", "future"),
+    ],
+    "each order has the caller's time, each meeting ready_timeout_s": [
+        ("actors/ranks/group.py", "GroupFollowers._of_all", "asyncio.TaskGroup()"),
+    ],
+    "a start is given up after spec.ready_s (Supervisor._start), and so is every exchange of the search": [
+        ("supervisors/jobs/role_processes.py", "RoleProcesses._adopted", "asyncio.shield(self._found[leader])"),
+    ],
+    "it is the actor's own sleep, handed in": [
+        ("supervisors/tree/recovery.py", "Rounds._recover", "self._sleep(recovery.delay_s)"),
     ],
     "a timer of the stream ends it when nothing has come for its window's time-out": [
         ("actors/core/kernel/streams.py", "Stream._wait", "self.future"),

@@ -32,6 +32,8 @@ class SocketOptions:
     handshake_s: float
     heartbeat_interval_s: float | None = None
     heartbeat_timeout_s: float | None = None
+    keepalive_s: float | None = None
+    """Silence after which the kernel asks whether the other end is there; None: the system's own, two hours mostly."""
     zero_copy_receive: bool = False
     send_buffer_bytes: int | None = None
     """Size to ask the kernel for; None: it tunes the buffer itself. See the function below."""
@@ -63,6 +65,7 @@ def lane_options(
         heartbeat_interval_s=limits.heartbeat_interval_s if beats else None,
         # silence is noticed at the next beat, so the sum of both is what a watcher waits at most
         heartbeat_timeout_s=max(0.05, limits.heartbeat_timeout_s - limits.heartbeat_interval_s) if beats else None,
+        keepalive_s=limits.keepalive_s,
         zero_copy_receive=bulk,
         send_buffer_bytes=send_buffer_bytes(limits.bulk_chunk_bytes) if bulk else None,
         routing_id=routing_id,

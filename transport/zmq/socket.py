@@ -41,10 +41,8 @@ _NEVER_BYTES: Final = 1 << 62
 _FULL_S: Final = 0.002
 _MONITOR_HWM: Final = 100_000
 _NEVER_RECONNECT_MS: Final = 3_600_000
-_KEEPALIVE_S: Final = 54
-"""Silence after which the kernel asks whether a connection's other end is there, and time for it to answer. A machine
-that vanishes leaves a connection for each lane; the heartbeats of the signal lane end the link, and not these."""
 _KEEPALIVES: Final = 6
+"""Questions of the kernel that stay unanswered before a connection is over."""
 _FLAGS: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 _READABLE: Final = int(zmq.POLLIN)
@@ -145,9 +143,10 @@ class ZmqSocket:
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_RECONNECT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(options.handshake_s * 1000))
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_S)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_S // _KEEPALIVES)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVES)
+        if options.keepalive_s is not None:
+            socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, max(1, int(options.keepalive_s)))
+            socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, max(1, int(options.keepalive_s / _KEEPALIVES)))
+            socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVES)
         socket.setsockopt(zmq.BACKLOG, 1024)
         if socket.type == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -20,6 +20,7 @@ from configs.checks.gateway_checks import check_gateway
 from configs.episode_schema import GatewayConfig
 from tests.actors.gateway.gateway_world import NAME, gateway_world
 from tests.smallest_job import smallest_job
+from transport.own_address import own_address
 
 EPISODES = {"environment": {"kind": "python", "path": "a:B"}, "reward": {}}
 
@@ -81,6 +82,14 @@ async def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
             headers = {"Authorization": f"Bearer {world.key()}"}
             async with session.get(url + "/models", headers=headers, ssl=trusted) as answer:
                 assert answer.status == 200
+
+
+async def test_at_all_interfaces_it_tells_an_address_that_others_can_call(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    tls = {"host": "0.0.0.0", "tls_certificate": str(certificate), "tls_key": str(key)}
+    async with gateway_world(tmp_path / "run", gateway=tls) as world:
+        assert world.url.startswith(f"https://{own_address()}:")
+        assert "0.0.0.0" not in world.url
 
 
 async def test_a_port_that_is_taken_is_named_and_one_of_an_earlier_life_is_left_to_who_has_it(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from supervisors.cli import machine_report as doctor
+from tests.supervisors.machine.fake_driver import fake_nvidia_smi
 
 
 def line(name: str, checks: doctor.Report) -> doctor.Check:
@@ -22,6 +24,16 @@ def test_a_set_up_machine_is_healthy_and_the_report_is_plain_data() -> None:
     console = Console(width=200, record=True, quiet=True)
     console.print(checks)
     assert line("torch engine", checks)["state"] == "ok"
+
+
+def test_the_devices_that_processes_are_given_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", fake_nvidia_smi(tmp_path, [0, 0]))
+    [check] = doctor._devices()
+    assert (check["state"], check["found"]) == ("ok", "0, 1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    [check] = doctor._devices()
+    assert (check["state"], check["found"]) == ("missing", "none")
 
 
 def test_a_missing_vllm_is_said_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.loader import job_from_mapping
 from configs.services import ServiceConfig
-from supervisors.jobs.device_needs import device_problems, devices_wanted, devices_wanted_by_service
+from supervisors.jobs.device_needs import core_warnings, device_problems, devices_wanted, devices_wanted_by_service
 from tests.smallest_job import smallest_job
 
 MODEL = {"kind": "model", "path": "a/model"}
@@ -83,6 +83,19 @@ def test_more_trainer_ranks_than_the_machine_has_devices_are_refused_unless_they
 
 def test_ranks_on_a_machine_without_devices_compute_on_its_cores() -> None:
     assert device_problems(tensor_parallel(4), 0) == []
+
+
+def test_more_ranks_than_cores_are_warned_of_where_they_compute_on_cores() -> None:
+    job = smallest_job(trainer={"backend": "fsdp", "ranks": 4})
+    assert core_warnings(job, 0, 2) == [
+        "trainer.ranks: 4 ranks share 2 cores, which is slower than fewer ranks. Set it to at most 2, if the model fits"
+    ]
+    (warning,) = core_warnings(tensor_parallel(4), 0, 1)
+    assert warning.startswith("rollout.tensor_parallel: 4 ranks share 1 core,")
+    assert core_warnings(job, 0, 4) == core_warnings(job, 4, 2) == []
+    assert core_warnings(tensor_parallel(4, nodes=1, place_rollout="remote"), 0, 2) == []
+    on_cores = smallest_job(trainer={"backend": "fsdp", "ranks": 4, "device": "cpu"})
+    assert len(core_warnings(on_cores, 4, 2)) == 1
 
 
 @pytest.mark.parametrize("field", ["trainer", "rollout"])

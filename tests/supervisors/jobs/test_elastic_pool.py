@@ -25,7 +25,7 @@ class FakeSupervisor:
     def running(self, _: str) -> None:
         return None
 
-    def add_child(self, _: object) -> None:
+    def add_children(self, _: object) -> None:
         return None
 
     async def remove_child(self, _: str, **__: object) -> None:

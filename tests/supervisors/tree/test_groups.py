@@ -13,7 +13,7 @@ from supervisors.tree.children import ChildSpec, Running
 from supervisors.tree.errors import SupervisorGaveUp
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
 from supervisors.tree.strategies import Strategy
-from tests.supervisors.tree.test_supervisor import LIMITS, House
+from tests.supervisors.tree.test_supervisor import LIMITS, End, House
 
 
 class GroupHouse(House):
@@ -25,6 +25,15 @@ class GroupHouse(House):
     def spec(self, name: str) -> ChildSpec:
         spec = super().spec(name)
         return dataclasses.replace(spec, group="group" if name in "fl" else "")
+
+    async def end_both(self, turns: int) -> None:
+        """``f`` ends, and ``l`` so many turns of the loop later, if it has not been stopped by then."""
+        running = self.supervisor.running("l")
+        assert running is not None
+        self.end("f")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        self.system.ref(running.address).tell(End(how="crash"))
 
     def told(self, kind: str) -> list[str]:
         return [event.child for event in self.events if event.kind == kind]
@@ -53,6 +62,18 @@ async def test_two_ends_at_once_are_one_recovery_and_one_unit_of_budget():
         await house.until("started", "l", LIMITS.restart_max + 1)
         assert len(house.told("restarting")) == LIMITS.restart_max
         assert house.diary.count("+f") == house.diary.count("+l") == LIMITS.restart_max + 1
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_ends_a_few_turns_of_the_loop_apart_are_one_recovery_too(turns: int):
+    async with GroupHouse() as house:
+        await house.supervisor.ready(5)
+        await house.end_both(turns)
+        await house.until("started", "f", 2)
+        await house.until("started", "l", 2)
+        assert len(house.told("restarting")) == 1
+        await asyncio.sleep(LIMITS.backoff_max_s)
+        assert house.diary.count("+f") == house.diary.count("+l") == 2
 
 
 async def test_a_group_whose_members_fail_in_turn_is_in_one_crash_loop():
@@ -149,6 +170,16 @@ async def test_of_a_temporary_group_each_is_told_to_have_ended_by_the_same_cause
         house.supervisor.add_children([house.spec("f"), house.spec("l")])
         await house.until("started", "l", 2)
         await house.until("started", "f", 2)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_whoever_of_a_temporary_group_ends_first_each_end_is_told_once(turns: int):
+    async with GroupHouse(f={"restart": RestartPolicy.TEMPORARY}, l={"restart": RestartPolicy.TEMPORARY}) as house:
+        await house.supervisor.ready(5)
+        await house.end_both(turns)
+        await house.until("ended", "l")
+        await asyncio.sleep(1)
+        assert house.told("ended") == ["f", "l"]
 
 
 async def test_a_group_is_removed_by_the_name_of_any_member_its_last_one_first():

@@ -99,7 +99,7 @@ def join(meeting: Meeting, rank: int, device: str, store: Store | None = None) -
     if not dist.is_initialized():
         timeout = timedelta(seconds=meeting.timeout_s)
         if meeting.directory:
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # neither knows any keys
             store = store or _file_store(meeting)
         store = store or TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
         kind = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"

@@ -1,0 +1,109 @@
+"""A trainer of two ranks in a real run that is harmed: what it learns is the same, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from small_job import SMALL_JOB
+from test_same_weights import files, samples
+
+from supervisors.testing.run_under_test import HeadraceRun
+
+RANKS = ("trainer", "trainer.rank1")
+
+
+def job_of(model: Path, **trainer: Any) -> dict[str, Any]:
+    return SMALL_JOB | {
+        "model": {"source": "hf", "path": str(model)},
+        "trainer": SMALL_JOB["trainer"] | {"backend": "fsdp", "ranks": 2} | trainer,
+    }
+
+
+def hit(kind: str, name: str, step: int, at_s: float = 0.02) -> dict[str, Any]:
+    return {"kind": kind, "target": {"name": name}, "after_step": step, "at_s": at_s}
+
+
+def parts(summary: dict[str, Any]) -> dict[str, Any]:
+    """What the last checkpoint's files hold. Of safetensors the head has its words in any order: they are read."""
+    held: dict[str, Any] = dict(files(summary))
+    for path in (Path(summary["checkpoint"]) / "trainer").glob("shard-*.safetensors"):
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        held[f"trainer/{path.name}"] = json.loads(data[8:end]), xxhash.xxh3_128_hexdigest(data[end:])
+    return held
+
+
+def assert_alike(harmed: HeadraceRun, alone: HeadraceRun, faults: int) -> None:
+    summary, held = harmed.finish(), parts(alone.finish())
+    assert summary["faults"]["injected"] == faults
+    assert summary["prompts_lost"] == summary["samples_trained_twice"] == 0
+    assert samples(harmed) == samples(alone)
+    assert "model.safetensors" in held and parts(summary) == held
+    assert [row["loss"] for row in harmed.rows()] == [row["loss"] for row in alone.rows()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_rank_and_a_silent_leader_restart_their_group_and_nothing_is_learned_otherwise(
+    headrace_run: Callable[..., HeadraceRun], small_model: Path
+) -> None:
+    """The checkpoint of step 3 and the replay of what came after it are in it; a version never changes on the way."""
+    job = job_of(small_model)
+    alone = headrace_run(job, name="alone")
+    harmed = headrace_run(job, name="harmed", faults=[hit("kill", "trainer.rank1", 2), hit("hang", "trainer", 5)])
+    assert_alike(harmed, alone, 2)
+    ends = [(event["child"], event["cause"]) for event in harmed.events("child_restarting")]
+    assert len(ends) == 2, f"one unit of budget for each recovery of the group: {ends}"
+    for name in RANKS:
+        assert len([e for e in harmed.events("child_started") if e["child"] == name]) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["kill", "hang"])
+@pytest.mark.parametrize("name", RANKS)
+def test_either_rank_may_end_or_fall_silent_at_any_time_of_a_step(
+    headrace_run: Callable[..., HeadraceRun], small_model: Path, kind: str, name: str
+) -> None:
+    """While tokens are awaited, micro-batches are computed, a version is written, and a checkpoint."""
+    job = job_of(small_model) | {"steps": 60}  # a step takes a tenth of a second: none is over before it is to be hit
+    faults = [hit(kind, name, step, at_s) for step, at_s in ((3, 0.0), (14, 0.12), (25, 0.03), (36, 0.2), (47, 0.08))]
+    alone = headrace_run(job, name="alone")
+    alone.finish()
+    assert_alike(headrace_run(job, name="harmed", faults=faults), alone, len(faults))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_heads_next_life_adopts_both_ranks(headrace_run: Callable[..., HeadraceRun], small_model: Path) -> None:
+    job = job_of(small_model)
+    alone = headrace_run(job, name="alone")
+    alone.finish()
+    faults = [{"kind": "kill", "target": {"role": "head"}, "after_step": 3, "at_s": 0.1}]
+    harmed = headrace_run(job, name="harmed", faults=faults)
+    assert_alike(harmed, alone, 1)
+    assert set(RANKS) <= {event["child"] for event in harmed.events("child_adopted")}
+    assert len([event for event in harmed.events("child_started") if event["child"] in RANKS]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_run_goes_on_with_another_number_of_ranks(
+    headrace_run: Callable[..., HeadraceRun], small_model: Path
+) -> None:
+    """Two ranks, one, and two again; each part goes on at the step where the last one ended."""
+    run = headrace_run(job_of(small_model) | {"steps": 3}, name="ranks")
+    run.finish()
+    for steps, ranks in ((5, 1), (8, 2)):
+        run.resume(settings=(f"steps={steps}", f"trainer.ranks={ranks}"))
+        summary = run.finish()
+    assert [row["step"] for row in run.rows()] == list(range(8))
+    assert summary["prompts_lost"] == summary["samples_trained_twice"] == 0
