@@ -125,8 +125,10 @@ class Slurm:
             raise SlurmError(f"{command} has not answered within {self._answer_s:g} s") from None
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, TimeoutError):
                     process.kill()
+                    async with asyncio.timeout(self._answer_s):  # it may hang in the kernel
+                        await process.wait()
         if process.returncode:
             words = "; ".join(line.strip() for line in wrong.decode("utf-8", "replace").splitlines() if line.strip())
             raise SlurmError(words or f"{command} ended with code {process.returncode}")

@@ -57,7 +57,8 @@ def play(scene: Callable[[Machines], Awaitable[None]], directory: Path, **change
     async def main() -> None:
         api = RecordedApi()
         async with recorded(directory, api) as cluster:
-            provider = cluster.provider(JOIN, limits=LIMITS, **{"command": SLEEPS} | changes)
+            settings: dict[str, Any] = {"command": SLEEPS} | changes
+            provider = cluster.provider(JOIN, limits=LIMITS, **settings)
             machines = Machines(cluster, api, provider)
             await provider.open()
             try:

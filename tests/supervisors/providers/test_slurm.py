@@ -285,9 +285,7 @@ def test_a_job_whose_comment_is_not_ours_any_more_is_cancelled() -> None:
     play(scene)
 
 
-def test_what_a_former_life_left_is_cancelled_first_and_what_the_cluster_refuses_is_said_before_anything_starts() -> (
-    None
-):
+def test_what_a_former_life_left_is_cancelled_first_and_what_the_cluster_refuses_ends_the_start() -> None:
     async def main() -> None:
         place = Place()
         place.slurm.add("j-1")
