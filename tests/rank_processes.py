@@ -114,6 +114,9 @@ class _Group:
             for rank in self._ranks:
                 rank.process.kill()
             raise RankLost(f"no answer within {timeout_s:g} s") from error
+        finally:
+            for answer_to_come in asked:
+                answer_to_come.cancel()
 
     async def close(self) -> None:
         with contextlib.suppress(RankLost):

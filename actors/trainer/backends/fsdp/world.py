@@ -118,6 +118,7 @@ def join(meeting: Meeting, rank: int, device: str, store: Store | None = None) -
         shape, names = (meeting.replicas, meeting.size // meeting.replicas), (REPLICATE, SHARD)
     own = torch.device(device) if device == "cpu" else torch.device(device, torch.cuda.current_device())
     mesh = init_device_mesh(own.type, shape, mesh_dim_names=names)
+    dist.all_reduce(torch.zeros(1))  # the first that fails removes the store, of which nobody may be in need by then
     return World(rank=rank, size=meeting.size, device=own, mesh=mesh)
 
 
