@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -96,18 +96,27 @@ class _Group:
     def count(self) -> int:
         return len(self._ranks)
 
-    async def call(self, orders: Sequence[bytes], *, timeout_s: float) -> list[bytes]:
+    async def call(
+        self, orders: Sequence[bytes], *, timeout_s: float, ends: Callable[[bytes], bool] | None = None
+    ) -> list[bytes]:
         asked = [
-            asyncio.to_thread(rank.exchange, _ORDER, self._number, order)
+            asyncio.ensure_future(asyncio.to_thread(rank.exchange, _ORDER, self._number, order))
             for rank, order in zip(self._ranks, orders, strict=True)
         ]
         try:
             async with asyncio.timeout(timeout_s):
+                if ends is not None:
+                    for answered in asyncio.as_completed(asked):
+                        if ends(answer := await answered):
+                            return [answer]
                 return await asyncio.gather(*asked)
         except TimeoutError as error:
             for rank in self._ranks:
                 rank.process.kill()
             raise RankLost(f"no answer within {timeout_s:g} s") from error
+        finally:
+            for answer_to_come in asked:
+                answer_to_come.cancel()
 
     async def close(self) -> None:
         with contextlib.suppress(RankLost):

@@ -9,7 +9,7 @@ the group is for, and where its ranks meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 FOLLOWERS = {
@@ -25,8 +25,13 @@ class Followers(Protocol):
     @property
     def count(self) -> int: ...
 
-    async def call(self, orders: Sequence[bytes], *, timeout_s: float) -> list[bytes]:
-        """One order for each follower, rank 1 first; what each answered, in that order. Raises RankLost."""
+    async def call(
+        self, orders: Sequence[bytes], *, timeout_s: float, ends: Callable[[bytes], bool] | None = None
+    ) -> list[bytes]:
+        """One order for each follower, rank 1 first; what each answered, in that order. Raises RankLost.
+
+        The first answer for which ``ends`` holds is returned at once and alone: others may be waiting for that rank.
+        """
         ...
 
     async def close(self) -> None: ...

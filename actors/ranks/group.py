@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +31,13 @@ from configs.names import rank_name
 from transport.address import ActorAddress
 
 R = TypeVar("R")
+
+
+class _Ending(Exception):
+    """An answer has come that is the last one of its call."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
 
 
 class GroupFollowers:
@@ -53,8 +60,10 @@ class GroupFollowers:
     def count(self) -> int:
         return len(self._names)
 
-    async def call(self, orders: Sequence[bytes], *, timeout_s: float) -> list[bytes]:
-        """One order for each follower, rank 1 first; what each answered, in that order.
+    async def call(
+        self, orders: Sequence[bytes], *, timeout_s: float, ends: Callable[[bytes], bool] | None = None
+    ) -> list[bytes]:
+        """One order for each follower, rank 1 first; what each answered, in that order, or what ``ends`` the call.
 
         Raises:
             RankLost: one of them is not there, has failed, or has not answered within ``timeout_s``.
@@ -64,8 +73,11 @@ class GroupFollowers:
             self._met = await self._of_all([self._meet(name) for name in self._names])
         self._number += 1
         number = self._number
-        asked = [self._order(rank, number, order, timeout_s) for rank, order in enumerate(orders)]
-        return await self._of_all(asked)
+        asked = [self._order(rank, number, order, timeout_s, ends) for rank, order in enumerate(orders)]
+        try:
+            return await self._of_all(asked)
+        except _Ending as ending:
+            return [ending.answer]
 
     async def close(self) -> None:
         """Followers end with their group, by their supervisor; until then they wait."""
@@ -117,13 +129,18 @@ class GroupFollowers:
             if not await patience.again():
                 raise self._lost(name, failure)
 
-    async def _order(self, index: int, number: int, order: bytes, timeout_s: float) -> bytes:
+    async def _order(
+        self, index: int, number: int, order: bytes, timeout_s: float, ends: Callable[[bytes], bool] | None
+    ) -> bytes:
         ctx, name, address = self._context, self._names[index], self._met[index]
         question = RankOrder(number=number, order=np.frombuffer(order, np.uint8))
         while True:
             try:
                 done = await ctx.ref(address).ask(question, RankDone, timeout_s)
-                return done.result.tobytes()
+                answer = done.result.tobytes()
+                if ends is not None and ends(answer):
+                    raise _Ending(answer)
+                return answer
             except (NotSent, SentNoReply) as error:
                 if not await is_still_there(ctx, address, ctx.limits.rank_patience_s):
                     raise self._lost(name, error) from error

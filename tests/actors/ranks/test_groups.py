@@ -46,6 +46,15 @@ def test_orders_go_to_each_follower_and_answers_come_in_the_order_of_ranks() -> 
     play(scenario)
 
 
+def test_an_answer_that_ends_a_call_waits_for_nobody() -> None:
+    async def scenario(world: RankWorld) -> None:
+        followers = await world.whole()
+        async with asyncio.timeout(5):
+            assert await followers.call(orders("wait", "b"), timeout_s=900, ends=lambda a: a[0] == 2) == [b"\x0298"]
+
+    play(scenario)
+
+
 def test_an_order_of_many_megabytes_goes_through() -> None:
     async def scenario(world: RankWorld) -> None:
         followers = await world.whole()

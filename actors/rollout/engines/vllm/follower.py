@@ -38,7 +38,7 @@ class VllmFollower:
         try:
             return encoded(await self._obey(decoded_order(order)))
         except EngineError as error:
-            return encoded(Answer(refusal=str(error), error=type(error).__name__))
+            return encoded(Answer(refusal=f"rank {self._rank}: {error}", error=type(error).__name__))
 
     async def _obey(self, order: Order) -> Answer:
         engine, call = self._engine, order.call

@@ -15,7 +15,7 @@ Invariants beyond the engine's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, NoReturn, TypeVar
 
 from actors.ranks.errors import RankLost
@@ -37,6 +37,7 @@ from actors.rollout.engines.vllm.orders import (
     decoded_answer,
     encoded,
     hash_of,
+    is_refusal,
 )
 from actors.rollout.engines.vllm.ranked_engine import RankedEngine
 from actors.rollout.errors import EngineError, EngineUnavailable
@@ -162,15 +163,19 @@ class LeadingEngine(RankedEngine):
             self._lose(f"a rank is gone: {type(error).__name__}: {error}", error)
 
     async def _whether_built(self, call: Begin | Wake) -> None:
-        for rank, answer in enumerate(await self._call(call, self._limits.ready_timeout_s), 1):
+        for answer in await self._call(call, self._limits.ready_timeout_s, is_refusal):
             if answer.refusal:
-                kind = getattr(errors, answer.error, EngineError)
-                raise kind(f"rank {rank}: {answer.refusal}")
+                raise getattr(errors, answer.error, EngineError)(answer.refusal)
 
-    async def _call(self, call: Begin | Step | Load | Sleep | Wake, timeout_s: float) -> list[Answer]:
+    async def _call(
+        self,
+        call: Begin | Step | Load | Sleep | Wake,
+        timeout_s: float,
+        ends: Callable[[bytes], bool] | None = None,
+    ) -> list[Answer]:
         order = encoded(Order(commands=self._commands, call=call))
         self._commands = []
-        answers = await self._followers.call([order] * self._followers.count, timeout_s=timeout_s)
+        answers = await self._followers.call([order] * self._followers.count, timeout_s=timeout_s, ends=ends)
         return [decoded_answer(answer) for answer in answers]
 
     def _check_whole(self) -> None:

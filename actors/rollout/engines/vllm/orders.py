@@ -91,6 +91,10 @@ def decoded_answer(data: bytes) -> Answer:
     return msgspec.msgpack.decode(data, type=Answer)
 
 
+def is_refusal(answer: bytes) -> bool:
+    return bool(decoded_answer(answer).refusal)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.astype(np.int32).tobytes()

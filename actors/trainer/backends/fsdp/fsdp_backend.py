@@ -40,6 +40,7 @@ from actors.trainer.backends.fsdp.orders import (
     WriteRows,
     decode_answer,
     encode,
+    is_failure,
     nothing,
     remove_meeting,
 )
@@ -261,7 +262,7 @@ class FsdpBackend:
         if followers is None:
             return []
         encoded = [encode(o) for o in orders] if isinstance(orders, Sequence) else [encode(orders)] * followers.count
-        answers = [decode_answer(answer) for answer in await followers.call(encoded, timeout_s=limit_s)]
+        answers = [decode_answer(a) for a in await followers.call(encoded, timeout_s=limit_s, ends=is_failure)]
         for rank, answer in enumerate(answers, 1):
             if isinstance(answer, Failed):
                 raise error_of(answer, RankLost)

@@ -123,6 +123,11 @@ def decode_answer(data: bytes) -> Answer:
     return decode_body(Answer, _frames(data))  # type: ignore[arg-type]
 
 
+def is_failure(answer: bytes) -> bool:
+    """Whether a rank has failed: the others may be in an exchange with it."""
+    return isinstance(decode_answer(answer), Failed)
+
+
 def _frames(data: bytes) -> Sequence[Frame]:
     try:
         (count,) = _COUNT.unpack_from(data)

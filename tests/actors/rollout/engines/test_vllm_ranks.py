@@ -102,16 +102,22 @@ class Pair:
         self.answers: Callable[[bytes], bytes] = lambda answer: answer
         self.lost_in: set[int] = set()
         self.calls = 0
+        self.ended = False
+        """Whether the last answer would not have waited for those of further ranks."""
         self._said: queue.Queue[bool] = queue.Queue()
         self._votes: list[bool] = []
         self._all_have_voted = threading.Barrier(2)
 
-    async def call(self, orders: Sequence[bytes], *, timeout_s: float) -> list[bytes]:
+    async def call(
+        self, orders: Sequence[bytes], *, timeout_s: float, ends: Callable[[bytes], bool] | None = None
+    ) -> list[bytes]:
         self.calls += 1
         assert timeout_s > 0
         if self.calls in self.lost_in:
             raise RankLost("rank 1 is gone")
-        return [self.answers(await self.follower.serve(order)) for order in orders]
+        answers = [self.answers(await self.follower.serve(order)) for order in orders]
+        self.ended = ends is not None and ends(answers[0])
+        return answers
 
     async def close(self) -> None:
         await self.follower.close()
@@ -242,6 +248,7 @@ async def test_what_keeps_a_follower_from_starting_is_said_as_what_it_is(
     monkeypatch.setattr(VllmEngine, "_build", unable)
     with pytest.raises(ModelUnreadable, match="rank 1: no such file"):
         await started(pair)
+    assert pair.ended
 
 
 async def test_as_many_ranks_as_the_job_says_must_be_there(pair: Pair) -> None:

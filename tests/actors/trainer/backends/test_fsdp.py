@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from actors.host.adapter import AdapterSpec
 from actors.ranks.errors import RankLost
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, TrainBackend
 from actors.trainer.backends.fsdp.fsdp_backend import FsdpBackend
+from actors.trainer.backends.fsdp.orders import encode
+from actors.trainer.backends.remote_errors import failed
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
 from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
@@ -380,6 +383,29 @@ async def test_no_model_is_the_same_error_as_in_one_process_and_the_ranks_live_o
     with pytest.raises(ModelNotLoadable, match=r"model\.path: .*nowhere is not a directory"):
         await begin(2, path=tmp_path / "nowhere")
     assert await train(await begin(2), 1)
+
+
+async def test_what_one_rank_fails_by_is_said_although_another_waits_for_it(model_path: Path) -> None:
+    class Two:
+        """Rank 1 says nothing, and rank 2 fails."""
+
+        count = 2
+
+        async def call(
+            self, orders: Sequence[bytes], *, timeout_s: float, ends: Callable[[bytes], bool] | None = None
+        ) -> list[bytes]:
+            answer = encode(failed(ModelNotLoadable("no such model")))
+            if ends is None or not ends(answer):
+                await asyncio.sleep(timeout_s)
+            return [answer]
+
+        async def close(self) -> None:
+            pass
+
+    ranks = FsdpBackend(Two(), Limits(train_step_timeout_s=1.0))
+    with pytest.raises(ModelNotLoadable, match="no such model"):
+        await ranks.start(spec(model_path))
+    await ranks.close()
 
 
 async def test_a_micro_batch_that_is_none_is_refused_before_any_rank_has_a_part(begin: Begin) -> None:
