@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from pathlib import Path
 from typing import Final
 
 from configs.checks.kubernetes_checks import check_kubernetes
-from configs.provider_schema import ProviderConfig, SlurmConfig, SpotConfig
+from configs.provider_schema import ProviderConfig, SpotConfig
 from configs.schema import JobConfig
 
 Found = tuple[str, str, str]
@@ -26,7 +27,8 @@ _FOREIGN: Final = {
 """Kind → the keys of the section that say nothing to it."""
 _TIME: Final = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|infinite|unlimited", re.IGNORECASE)
 _OURS: Final = re.compile(
-    r"-[JnNaWH]|--(job-name|comment|nodes|ntasks|array|requeue|no-requeue|wrap|parsable|test-only|wait|hold|signal)(=|$)"
+    r"-[JnNaWHM]|--(job-name|comment|nodes|ntasks|array|requeue|no-requeue|wrap|parsable|test-only|wait|hold|signal"
+    r"|clusters?)(=|$)"
 )
 """Options of sbatch that make a job one machine, or by which a run knows its own."""
 
@@ -47,7 +49,7 @@ def check_provider(job: JobConfig) -> list[Found]:
     if provider.kind == "functions":
         return [*found, *_check_functions(job)]
     if provider.brings_hosts:
-        own = _check_slurm(provider.slurm) if provider.kind == "slurm" else check_kubernetes(provider.kubernetes)
+        own = _check_slurm(job) if provider.kind == "slurm" else check_kubernetes(provider.kubernetes)
         return [*found, *_check_hosts(job), *own]
     if provider.trace is None:
         found.append(("provider.trace", "is missing, and provider.kind is local", "Name a file; see configs/traces"))
@@ -70,11 +72,15 @@ def _check_hosts(job: JobConfig) -> list[Found]:
     return found
 
 
-def _check_slurm(slurm: SlurmConfig) -> list[Found]:
+def _check_slurm(job: JobConfig) -> list[Found]:
+    slurm, leave_s = job.provider.slurm, job.provider.notice_s + job.limits.stop_timeout_s
     found: list[Found] = []
     if slurm.time_limit is not None and not _TIME.fullmatch(slurm.time_limit):
         fix = 'Write minutes, h:mm:ss, days-hours or days-hours:mm, in quotes, such as "4:00:00"'
         found.append(("provider.slurm.time_limit", f"{slurm.time_limit!r} is no time limit of Slurm", fix))
+    elif slurm.time_limit is not None and _limit_s(slurm.time_limit) <= leave_s:
+        wrong = f"{slurm.time_limit} is over as it begins: machines are told to go {leave_s:g} s before its end"
+        found.append(("provider.slurm.time_limit", wrong, "Raise it, or lower provider.notice_s"))
     for line in slurm.sbatch:
         try:
             words = shlex.split(line)
@@ -88,6 +94,17 @@ def _check_slurm(slurm: SlurmConfig) -> list[Found]:
             wrong = f"{ours} is set by Headrace, for which each machine is a job of one node"
             found.append(("provider.slurm.sbatch", wrong, "Remove it; provider.nodes_max says how many"))
     return found
+
+
+def _limit_s(text: str) -> float:
+    """A time limit as ``sbatch`` reads it: minutes, minutes:seconds, h:mm:ss, or days and then hours first."""
+    if not text[0].isdigit():
+        return math.inf
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    limit_s = int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+    return limit_s or math.inf  # to Slurm, 0 is none
 
 
 def _check_functions(job: JobConfig) -> list[Found]:

@@ -1,14 +1,15 @@
 """Keeps machines of a provider: as many as the job wants, and a new one for each that has ended.
 
     aim ─┬─ too few ──▶ the next name ─▶ provider.start ─▶ running ─┬─ taken ──▶ a new one at once
-         │                   ▲                                      └─ failed ─┐
-         │                   └───────────── after a pause, ever longer ────────┘
+         │                   ▲                                      └─ failed, or taken at once ─┐
+         │                   └───────────── after a pause, ever longer ──────────────────────────┘
          └─ too many ─▶ provider.notice, those without work first
 
 Invariants
 - No more machines are wanted than the aim says. One that was given notice counts no longer: its replacement can come
   at once.
 - A name is used once, in this life of the run and in all others (``ownership.py``).
+- One that was taken back at once counts as a failure: a cluster that always does so is not crowded.
 - After a failure nothing is started until the pause is over, also if the aim rises; failures within a pause count once.
 - Nothing is started after ``close``.
 """
@@ -54,6 +55,7 @@ class Keeper:
         self._backoff = Backoff(
             BackoffPolicy(limits.machine_retry_s, limits.machine_retry_max_s, quiet_s=limits.restart_window_s)
         )
+        self._short_s = limits.machine_retry_s
         self._rng = named_rng(0, "machines")
         self._loop = asyncio.get_running_loop()
         self._since_s: dict[str, float] = {}
@@ -113,15 +115,15 @@ class Keeper:
         lived_s = self._loop.time() - self._since_s.pop(node, self._loop.time())
         if not self._open:
             return
-        if how == "taken":
-            self.taken += 1
+        self.taken += how == "taken"
+        if how == "taken" and lived_s >= self._short_s:
             self._tell(f"{node} was taken back by its cluster; another one is asked for")
-        elif how == "failed":
+        elif how in ("taken", "failed"):
             self._rest(node, words, lived_s)
         self._fill()
 
     def _rest(self, node: str, words: str, lived_s: float) -> None:
-        """``node`` could not be had or has ended by itself: try again after a pause."""
+        """``node`` could not be had, or has ended by itself or at once: try again after a pause."""
         self.failed += 1
         log.warning("a machine has failed", node=node, why=words)
         if self._pause is not None:

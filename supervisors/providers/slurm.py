@@ -9,6 +9,7 @@ One task does all: it submits what is new, passes orders on, and looks with ``sq
 Invariants
 - A job is over when ``squeue`` says so, or knows it no more. A command that fails is no news: neither an end nor a
   start. Whether an ``sbatch`` that failed has left a job is seen at the next look, by the job's name.
+- A job that is completing gets no orders; if its node does not end it within ``cluster_end_s``, it is given up.
 - Jobs carry the run's mark in their comment. What has it and is none of ours is cancelled.
 - ``close`` ends all of them, also those that were submitted without our knowing.
 """
@@ -26,7 +27,7 @@ from configs.limits import Limits
 from supervisors.providers.base import BookedProvider, log
 from supervisors.providers.ownership import answers
 from supervisors.providers.provider import How
-from supervisors.providers.slurm_commands import JobRow, Slurm, SlurmError, seconds
+from supervisors.providers.slurm_commands import COMPLETING, JobRow, Slurm, SlurmError, seconds
 from supervisors.providers.slurm_script import MachineJob
 from supervisors.tree.errors import ProviderError
 
@@ -46,6 +47,8 @@ class _Machine:
     """What ``sbatch`` said as it failed."""
     order: str = ""
     """Order not yet carried out: ``go`` or ``away``; the latter stands until the job is over."""
+    completing_s: float = 0.0
+    """Loop time at which it was seen to be completing."""
     told: set[str] = field(default_factory=set[str])
 
 
@@ -79,8 +82,7 @@ class SlurmProvider(BookedProvider):
                 )
         if left:
             log.warning("jobs of a former life are cancelled", jobs=[row.id for row in left])
-            await self._slurm.cancel([row.id for row in left])
-            await self._until_none(mark)
+            await self._cancel(left)
         try:
             await self._slurm.check(self._jobs.options("headrace-check"), self._jobs.script("headrace-check", "spot"))
         except SlurmError as error:
@@ -115,8 +117,7 @@ class SlurmProvider(BookedProvider):
         while True:
             with self._noting():
                 await self._submit()
-            with self._noting():
-                await self._pass_on()
+            await self._pass_on()
             with self._noting():
                 await self._look()
             self._woken.clear()
@@ -156,14 +157,15 @@ class SlurmProvider(BookedProvider):
 
     async def _pass_on(self) -> None:
         for machine in list(self._machines.values()):
-            if not machine.order or not machine.id:
+            if not machine.order or not machine.id or machine.state == COMPLETING:
                 continue
-            if machine.state == "RUNNING":
-                await self._slurm.signal(machine.id, "TERM" if machine.order == "go" else "KILL")
-            else:
-                await self._slurm.cancel([machine.id])
-            if machine.order == "go":
-                machine.order = ""
+            with self._noting():  # an order that fails does not hold up those to others
+                if machine.state == "RUNNING":
+                    await self._slurm.signal(machine.id, "TERM" if machine.order == "go" else "KILL")
+                else:
+                    await self._slurm.cancel([machine.id])
+                if machine.order == "go":
+                    machine.order = ""
 
     async def _look(self) -> None:
         rows = {row.id: row for row in await self._slurm.jobs(self._jobs.mark)}
@@ -174,13 +176,15 @@ class SlurmProvider(BookedProvider):
             if not machine.id:
                 await self._settle(node, machine, names.get(node))
             elif (row := rows.get(machine.id)) is None or row.name != node:  # ids may come again after a crash
-                self._over(node, "failed", f"the job {machine.id} is known no more")
+                self._over(node, "failed", f"the job {machine.id} is known no more by the mark in its comment")
+                with self._noting():  # it may be there all the same, if a plugin of the site's writes comments
+                    await self._slurm.cancel([machine.id], name=node)
             elif row.is_over:
                 await self._judge(node, row)
             else:
                 self._follow(node, machine, row)
         ours = {machine.id for machine in self._machines.values()}
-        if strays := [row.id for row in names.values() if row.id not in ours]:
+        if strays := [row.id for row in names.values() if row.id not in ours and row.state != COMPLETING]:
             log.warning("jobs that are nobody's are cancelled", jobs=strays)
             await self._slurm.cancel(strays)
 
@@ -193,7 +197,13 @@ class SlurmProvider(BookedProvider):
             self._follow(node, machine, row)
 
     def _follow(self, node: str, machine: _Machine, row: JobRow) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if row.state == COMPLETING and machine.state != COMPLETING:
+            machine.completing_s = now_s
         machine.state = row.state
+        if row.state == COMPLETING and now_s - machine.completing_s > self._limits.cluster_end_s:
+            self._over(node, "taken", f"the job {row.id} is over, but its node {row.nodes} does not say so")
+            return
         news = f"the job {row.id} runs on {row.nodes}" if row.is_running else ""
         if row.state == "PENDING" and row.why_not:
             news = f"the job {row.id} waits: {row.why_not}"
@@ -218,19 +228,26 @@ class SlurmProvider(BookedProvider):
     async def _sweep(self) -> None:
         """Cancel what is left; say so if that cannot be done."""
         try:
-            if left := [row.id for row in await self._slurm.jobs(self._jobs.mark) if not row.is_over]:
-                await self._slurm.cancel(left)
-                await self._until_none(self._jobs.mark)
+            if left := [row for row in await self._slurm.jobs(self._jobs.mark) if not row.is_over]:
+                await self._cancel(left)
         except ProviderError as error:
             jobs = " ".join(machine.id for machine in self._machines.values() if machine.id)
             self.on_news("slurm", f"{error}; jobs may be left: scancel {jobs}".rstrip())
 
-    async def _until_none(self, mark: str) -> None:
+    async def _cancel(self, rows: list[JobRow]) -> None:
+        """These, and wait until none has the mark any more."""
+        if living := [row.id for row in rows if row.state != COMPLETING]:
+            await self._slurm.cancel(living)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._limits.cluster_end_s
-        while left := [row.id for row in await self._slurm.jobs(mark) if not row.is_over]:
+        while left := [row for row in await self._slurm.jobs(self._jobs.mark) if not row.is_over]:
             if loop.time() > deadline_s:
-                raise ProviderError(f"the cancelled Slurm jobs {', '.join(left)} do not end")
+                log.warning("cancelled jobs do not end", jobs=[row.id for row in left])
+                left = [row for row in left if row.state != COMPLETING]  # what their nodes owe, nobody can hasten
+                if not left:
+                    return
+                ids = ", ".join(row.id for row in left)
+                raise ProviderError(f"the cancelled Slurm jobs {ids} do not end")
             await asyncio.sleep(self._limits.cluster_look_s / 4)
 
 

@@ -3,8 +3,8 @@
 Invariants
 - What a command says on stderr is its own words, and becomes the text of ``SlurmError``; whoever calls decides what
   that means. A command that failed says nothing of the jobs: they may be there or not.
-- A head may itself be a Slurm job: variables of its own job, and defaults of ``squeue`` and ``scancel``, are not
-  handed on to the commands.
+- A head may itself be a Slurm job: variables of its own job, its devices among them, defaults of ``squeue`` and
+  ``scancel``, and what would make more of a job than one that we see, are not handed on to the commands.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from typing import Final
 
 from supervisors.tree.errors import ProviderError
 
-_NOT_HANDED_ON: Final = re.compile(r"(SLURM|SQUEUE|SCANCEL)_(?!CONF$)")
+_NOT_HANDED_ON: Final = re.compile(
+    r"(SLURM|SQUEUE|SCANCEL)_(?!CONF$)|SBATCH_(ARRAY_INX|CLUSTERS|WAIT)$|(CUDA|ROCR|HIP)_VISIBLE_DEVICES$"
+)
 _ROW: Final = "%i|%T|%N|%r|%j|%k"
 _OVER: Final = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
      "SPECIAL_EXIT", "TIMEOUT"}
 )  # fmt: skip
+COMPLETING: Final = "COMPLETING"
+"""State of a job that is over but for what its node has to do; it may last for ever."""
 _NO_REASON: Final = frozenset({"None", "", "(null)"})
 
 
@@ -96,9 +100,9 @@ class Slurm:
         """Send the signal to all steps of a running job. Raises SlurmError."""
         await self._ask("scancel", "-s", name, job)
 
-    async def cancel(self, jobs: Sequence[str]) -> None:
-        """Raises SlurmError."""
-        await self._ask("scancel", *jobs)
+    async def cancel(self, jobs: Sequence[str], *, name: str | None = None) -> None:
+        """``name``: only if they are called so. Raises SlurmError."""
+        await self._ask("scancel", *([f"--name={name}"] if name is not None else []), *jobs)
 
     async def _ask(self, command: str, *arguments: str, stdin: str = "") -> str:
         environment = {name: value for name, value in os.environ.items() if not _NOT_HANDED_ON.match(name)}

@@ -68,7 +68,7 @@ def with_slurm(**slurm: Any) -> dict[str, Any]:
 
 def test_the_preset_of_slurm_and_jobs_like_it_are_let_through() -> None:
     assert load_job("slurm").provider.slurm.time_limit == "4:00:00"
-    for limit in ("30", "90:00", "4:00:00", "2-12", "2-12:30", "2-12:30:00", "UNLIMITED"):
+    for limit in ("30", "90:00", "4:00:00", "2-12", "2-12:30", "2-12:30:00", "UNLIMITED", "0"):
         job = smallest_job(**SLURM | with_slurm(time_limit=limit, sbatch=["--gres=gpu:4", "-C h100 --mem=0"]))
         assert check_provider(job) == []
 
@@ -83,6 +83,13 @@ def test_the_preset_of_slurm_and_jobs_like_it_are_let_through() -> None:
         ({"provider": {"slurm": {"account": "lab"}}}, "provider.slurm", "is set, but provider.kind is none"),
         (with_slurm(time_limit="4h"), "provider.slurm.time_limit", "'4h' is no time limit of Slurm"),
         (with_slurm(time_limit="1:x"), "provider.slurm.time_limit", "'1:x' is no time limit of Slurm"),
+        (
+            with_slurm(time_limit="0:10"),
+            "provider.slurm.time_limit",
+            "0:10 is over as it begins: machines are told to go 40 s before its end",
+        ),
+        (with_slurm(sbatch=["-M other"]), "provider.slurm.sbatch", "-M is set by Headrace"),
+        (with_slurm(sbatch=["--clusters=a,b"]), "provider.slurm.sbatch", "--clusters=a,b is set by Headrace"),
         (with_slurm(sbatch=["#SBATCH --gres=gpu:4"]), "provider.slurm.sbatch", "is no option of sbatch"),
         (with_slurm(sbatch=["--mem=0 -N 4"]), "provider.slurm.sbatch", "-N is set by Headrace"),
         (with_slurm(sbatch=["--comment=mine"]), "provider.slurm.sbatch", "--comment=mine is set by Headrace"),

@@ -326,7 +326,7 @@ _KEYS: Final = SessionKeys("hr-admin-x", "job")
 
 def _chat(data: bytes) -> object:
     asked = parsed(data, ChatRequest)
-    return asked.question(is_retry=False, with_tokens=False), asked.ignored({"temperature": 1.0})
+    return asked.question(is_retry=False, with_tokens=False), asked.ignored({"temperature": 1.0}, ())
 
 
 def _generate(data: bytes) -> object:

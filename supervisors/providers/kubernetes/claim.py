@@ -78,6 +78,7 @@ class Claim:
             if lease is None or lease["spec"].get("holderIdentity") == self._holder:
                 self._lease = lease  # somebody removed or edited it: it is written again
                 continue
+            self._lease = None  # it is not ours to release
             lost(
                 f"{lease['spec'].get('holderIdentity')} has taken the lease {self._name} in namespace "
                 f"{self._api.namespace}: another head owns the machines of this run now"
@@ -85,10 +86,12 @@ class Claim:
             return
 
     async def release(self) -> None:
-        """Whoever comes next need not wait."""
+        """Whoever comes next need not wait. The lease of another head, which has taken it unnoticed, stays."""
         if self._lease is not None:
             self._lease = None
-            await self._api.delete_lease(self._name)
+            lease = await self._read()
+            if lease is not None and lease["spec"].get("holderIdentity") == self._holder:
+                await self._api.delete_lease(self._name)
 
     async def _read(self) -> dict[str, Any] | None:
         try:

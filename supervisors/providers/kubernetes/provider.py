@@ -10,7 +10,8 @@ Invariants
   answer is no news, and requests are made again once it does.
 - A watch lasts ``limits.cluster_list_s`` at most; then all pods are listed, so nothing is missed for longer than that.
 - Whatever ends, its pod is deleted: a pod that has ended, cannot start or is late leaves nothing behind.
-- Only pods of this run are touched, and by the head alone that holds its claim.
+- Only pods of this run are touched: those of former lives once, when the claim has just been taken; afterwards those
+  of this life alone, since a head that was stopped for long does not know that another one holds the claim now.
 """
 
 from __future__ import annotations
@@ -120,14 +121,18 @@ class KubernetesProvider(BookedProvider):
         Raises:
             ProviderError: another head owns them, or the cluster refuses or does not answer.
         """
-        namespace = self._api.namespace
+        namespace, held = self._api.namespace, False
         try:
             await self._claim.take()
             await self._list()
+            held = True
         except ApiRefused as error:
             raise ProviderError(f"the cluster refuses to look after pods in namespace {namespace}: {error}") from error
         except ApiAway as error:
             raise ProviderError(f"the cluster's API server does not answer: {error}") from error
+        finally:
+            if not held:
+                await self._let_go()
         self._refused = ""
         self._lives = [
             asyncio.create_task(self._follow(), name="watch of the pods"),
@@ -141,10 +146,8 @@ class KubernetesProvider(BookedProvider):
 
     async def close(self) -> None:
         await super().close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._close_window_s):
-                while self._cleaning:
-                    await next(iter(self._cleaning.values()))
+        if self._cleaning:
+            await asyncio.wait(self._cleaning.values(), timeout=self._close_window_s)
         if self._machines or self._cleaning:
             where = f"kubectl delete pods -n {self._api.namespace} -l {RUN}={self._owner.mark}"
             self.on_news(_CLUSTER, f"pods may be left, since it does not answer; remove them with {where}")
@@ -153,9 +156,12 @@ class KubernetesProvider(BookedProvider):
                 task.cancel()
         if self._lives:
             self._lives = []
-            with contextlib.suppress(ApiAway, ApiRefused):
-                await self._claim.release()
-            await self._api.close()
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        with contextlib.suppress(ApiAway, ApiRefused):
+            await self._claim.release()
+        await self._api.close()
 
     # ------------------------------------------------------------ what BookedProvider asks for
 
@@ -193,6 +199,10 @@ class KubernetesProvider(BookedProvider):
                         self._gone(node, str(error))
                         return
                     break  # the answer to an earlier request was lost
+            except Exception as error:  # noqa: BLE001 (else nobody would ever say what has become of it)
+                log.exception("a pod cannot be asked for")
+                self._gone(node, f"its pod cannot be asked for: {error!r}")
+                return
             else:
                 machine.words = ""
                 break
@@ -217,25 +227,30 @@ class KubernetesProvider(BookedProvider):
             self._gone(node, machine.words)
 
     async def _delete(self, pod: str, grace_s: int) -> bool:
-        """Ask until there is an answer; whether it was there."""
-        patience = self._patience(pod)
+        """Ask until it is to go; whether it was there. A right that was taken away may come back."""
+        patience, refused = self._patience(pod), False
         while True:
             try:
                 await self._api.delete(pod, grace_s)
                 return True
             except ApiAway:
-                await patience.again()
+                pass
             except ApiRefused as error:
-                if error.code != NOT_FOUND:
+                if error.code == NOT_FOUND:
+                    return False
+                if not refused:
+                    refused = True
                     self.on_news(_CLUSTER, f"the pod {pod} cannot be deleted: {error}")
-                return False
+            await patience.again()
 
     def _clean(self, pod: str) -> None:
         """Delete a pod whose end has been told, or that is nobody's."""
 
         async def clean() -> None:
-            await self._delete(pod, 0)
-            del self._cleaning[pod]
+            try:
+                await self._delete(pod, 0)
+            finally:
+                del self._cleaning[pod]
 
         if pod not in self._cleaning:
             log.info("a pod is removed", pod=pod)
@@ -247,22 +262,30 @@ class KubernetesProvider(BookedProvider):
     # ------------------------------------------------------------ what the cluster shows
 
     async def _follow(self) -> None:
+        """List and watch. Pauses grow until a watch has lasted, so a server that breaks each of them is not crowded."""
         patience = self._patience("watch")
         while True:
+            listed = False
             try:
                 version = await self._list()
-                patience.begin_anew()
+                listed = True
                 async with asyncio.timeout(self._limits.cluster_list_s):
                     await self._watch(version)
             except TimeoutError:
+                patience.begin_anew()
                 continue
             except ApiRefused as error:
-                if error.code != GONE:
+                if not listed:
                     self._say_away(f"pods cannot be seen any more: {error}")
-                await patience.again()
-            except ApiAway as error:
-                self._say_away(f"its API server does not answer; what runs goes on ({error})")
-                await patience.again()
+                elif error.code != GONE:
+                    self.on_news(_CLUSTER, f"pods cannot be watched, and are listed instead: {error}")
+            except ApiAway as error:  # proxies, too, break watches: what is said of the server is said of lists
+                if not listed:
+                    self._say_away(f"its API server does not answer; what runs goes on ({error})")
+            except Exception as error:  # noqa: BLE001 (else nothing would be seen any more)
+                log.exception("the cluster's answer is not understood")
+                self.on_news(_CLUSTER, f"its answer is not understood: {error!r}")
+            await patience.again()
 
     async def _list(self) -> str:
         made = [node for node, machine in self._machines.items() if machine.made]
@@ -270,13 +293,14 @@ class KubernetesProvider(BookedProvider):
         if self._is_away:
             self._is_away = False
             self.on_news(_CLUSTER, "its API server answers again")
-        names = {pod["metadata"]["name"] for pod in pods}
+        lives = {reading.name: reading.life for reading in map(read, pods)}
         for pod in pods:
             self._look(pod, is_gone=False)
-        for name in names.difference(self._node_of):
-            self._clean(name)  # a former life's; or its end has been told
+        for name, life in lives.items():
+            if name not in self._node_of and (not self._lives or life == self._owner.life):
+                self._clean(name)  # a former life's; or its end has been told
         for node in made:
-            if (machine := self._machines.get(node)) is not None and machine.pod not in names:
+            if (machine := self._machines.get(node)) is not None and machine.pod not in lives:
                 self._gone(node, machine.words or DELETED, taken=True)
         return version
 
@@ -319,7 +343,10 @@ class KubernetesProvider(BookedProvider):
 
     def _is_late(self, node: str) -> None:
         machine = self._machines[node]
-        if machine.grace_s is None:
+        if self._is_away:  # it may run by now
+            loop = asyncio.get_running_loop()
+            machine.late = loop.call_later(self._limits.cluster_list_s, self._is_late, node)
+        elif machine.grace_s is None:
             why = machine.words or "the cluster says nothing about it"
             self._give_up(node, f"its pod did not run within {self._config.start_s:g} s: {why}")
 

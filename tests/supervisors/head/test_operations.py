@@ -159,8 +159,9 @@ async def test_only_a_machine_that_was_drained_from_here_is_taken_back() -> None
 
 def being_prepared(run_dir: Path) -> Any:
     """A run whose model is not there yet: it has a tree without supervisors."""
-    job, news = smallest_job(), cast(Any, None)
-    tree = JobTree(cast(Any, None), Nodes("head"), LOCAL, job, run_dir, news, workers=1, adopting=False)
+    job, news = smallest_job(), cast(Any, SimpleNamespace(record=None))
+    system = SimpleNamespace(address=lambda name: ActorAddress(name, PeerId("head", 1)))
+    tree = JobTree(cast(Any, system), Nodes("head"), LOCAL, job, run_dir, news, workers=1, adopting=False)
     return SimpleNamespace(job=job, state=JobState.SUBMITTED, tree=tree)
 
 

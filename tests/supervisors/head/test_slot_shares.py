@@ -37,7 +37,8 @@ class Workers:
             def running(self, worker: str) -> str | None:
                 return there[worker] if there.get(worker) == job else None
 
-            def add_child(self, worker: str) -> None:
+            def add_children(self, workers: list[str]) -> None:
+                (worker,) = workers
                 if worker in there:
                     doubled.append(worker)
                 there[worker] = job
@@ -73,7 +74,7 @@ class Cluster:
 
         nodes: Any = SimpleNamespace(present=self.nodes, subscribe=lambda _: lambda: None)
         pool = ElasticPool(
-            nodes, supervisor, lambda worker, _: cast(Any, worker), drain, lambda _: None, lambda *_, **__: None,
+            nodes, supervisor, lambda worker, _: cast(Any, [worker]), drain, lambda _: None, lambda *_, **__: None,
             limits=LIMITS, now=asyncio.get_running_loop().time, share=self.shares.of(job, remaining),
         )  # fmt: skip
         pool.start()

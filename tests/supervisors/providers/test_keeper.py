@@ -107,10 +107,10 @@ def test_as_many_as_the_aim_says_and_those_in_use_are_given_back_last() -> None:
 def test_what_the_cluster_takes_back_is_replaced_at_once_under_another_name_and_its_words_are_told() -> None:
     async def main() -> None:
         kept = Kept(2)
-        await asyncio.sleep(5)
+        await asyncio.sleep(15)
         kept.cluster.end("m1", "taken", "preempted by job 77")
         assert kept.running == ["m2", "m3"]
-        assert kept.tries() == [0, 0, 5]
+        assert kept.tries() == [0, 0, 15]
         assert kept.told[0] == "m1: preempted by job 77"
 
     run(main)
@@ -138,6 +138,22 @@ def test_after_failures_it_waits_longer_and_longer_and_starts_afresh_after_a_lon
         assert "is tried in" in kept.told[-1]
         await asyncio.sleep(12.5)
         assert len(kept.running) == 2
+
+    run(main)
+
+
+def test_a_cluster_that_takes_each_machine_back_at_once_is_asked_ever_more_seldom() -> None:
+    """As a node with too little disk does, which evicts whatever comes."""
+
+    async def main() -> None:
+        kept = Kept(1)
+        for _ in range(60):
+            for node in kept.running:
+                kept.cluster.end(node, "taken", "Evicted: the node was low on resource")
+            await asyncio.sleep(2)
+        assert len(kept.tries()) <= 6
+        assert "low on resource" in kept.told[1]
+        assert kept.keeper.taken == kept.keeper.failed == len(kept.tries())
 
     run(main)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("lightkube")
 
 from configs.limits import Limits
+from supervisors.providers.kubernetes.api import ApiRefused
 from supervisors.providers.kubernetes.provider import KubernetesProvider
 from supervisors.tree.errors import ProviderError
 from tests.kubernetes.kubelet import NO_NODE
@@ -224,7 +225,7 @@ def test_a_second_head_with_the_same_labels_is_refused_and_touches_nothing(tmp_p
     play(scene, tmp_path)
 
 
-def test_what_a_life_that_is_gone_has_left_is_removed_and_if_it_wakes_up_it_starts_nothing(tmp_path: Path) -> None:
+def test_what_a_life_that_is_gone_has_left_is_removed_and_if_it_wakes_up_it_touches_nothing(tmp_path: Path) -> None:
     async def scene(machines: Machines) -> None:
         await machines.start("a")
         for task in machines.provider._lives:
@@ -235,11 +236,116 @@ def test_what_a_life_that_is_gone_has_left_is_removed_and_if_it_wakes_up_it_star
         second.start("b", "spot")
         await machines.until(lambda: machines.phase("b") == "Running")
 
-        lost = asyncio.create_task(machines.provider._claim.keep(machines.provider._lost))
-        await machines.until(lost.done)
+        await machines.provider._list()  # it wakes up, and does not know yet
+        await machines.provider._claim.keep(machines.provider._lost)
         with pytest.raises(ProviderError, match="_ffff has taken the lease"):
             machines.provider.start("c", "spot")
+        await machines.provider.close()
+        assert (machines.phase("b"), list(machines.api.leases)) == ("Running", [MARK])
         await second.close()
-        machines.provider._claim._lease = None
 
     play(scene, tmp_path)
+
+
+def test_a_life_that_is_closed_before_it_knows_of_the_next_one_leaves_it_the_lease(tmp_path: Path) -> None:
+    async def scene(machines: Machines) -> None:
+        for task in machines.provider._lives:
+            task.cancel()
+        second = machines.cluster.provider(JOIN, life="ffff", limits=LIMITS)
+        await second.open()
+        await machines.provider.close()
+        assert list(machines.api.leases) == [MARK]
+        await second.close()
+
+    play(scene, tmp_path)
+
+
+def test_a_cluster_that_does_not_let_us_see_pods_is_said_and_no_lease_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(machines: Machines) -> None:
+        second = Machines(machines.cluster, machines.api, machines.cluster.provider(JOIN, limits=LIMITS))
+        second.provider._claim._name = "another"
+        monkeypatch.setattr(second.provider._api, "list", always(ApiRefused(403, "pods is forbidden")))
+        with pytest.raises(ProviderError, match="in namespace train: pods is forbidden"):
+            await second.provider.open()
+        assert list(machines.api.leases) == [MARK]
+
+    play(scene, tmp_path)
+
+
+def test_watches_that_are_refused_are_said_once_and_pods_are_listed_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(machines: Machines) -> None:
+        monkeypatch.setattr(machines.provider._api, "watch", refused_watch)
+        machines.api.break_watches()
+        pod = await machines.start("a")
+        await asyncio.sleep(1.0)
+        assert {words for _, words in machines.news} == {
+            "pods cannot be watched, and are listed instead: watch is forbidden"
+        }
+        assert machines.api.requests.count(f"GET {PODS}") < 30, "Pauses of 10 ms, doubled"
+        machines.cluster.kubelet.processes[pod].kill()
+        await machines.until(lambda: machines.ends == [("a", "failed")])
+
+    play(scene, tmp_path)
+
+
+def test_an_answer_that_nobody_understands_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(machines: Machines) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(machines.provider._api, "list", always(KeyError("metadata")))
+            machines.api.break_watches()
+            machines.api._tell("MODIFIED", {"metadata": {"name": "x"}})
+            await machines.until(lambda: machines.news)
+            assert "its answer is not understood" in machines.news[0][1]
+        await machines.start("a")
+        await machines.until(lambda: machines.provider._machines["a"].made)
+
+    play(scene, tmp_path)
+
+
+def test_a_pod_that_may_not_be_deleted_is_there_until_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(machines: Machines) -> None:
+        pod = await machines.start("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(machines.provider._api, "delete", always(ApiRefused(403, "delete is forbidden")))
+            machines.provider.notice("a", 1.0)
+            await asyncio.sleep(0.2)
+            assert (machines.ends, list(machines.api.pods)) == ([], [pod])
+            assert machines.news == [("the cluster", f"the pod {pod} cannot be deleted: delete is forbidden")]
+        await machines.until(lambda: machines.ends == [("a", "notice")])
+
+    play(scene, tmp_path)
+
+
+def test_a_pod_is_not_late_while_nobody_can_see_whether_it_runs(tmp_path: Path) -> None:
+    async def scene(machines: Machines) -> None:
+        machines.api.away = True
+        machines.api.break_watches()
+        machines.provider.start("a", "spot")
+        await asyncio.sleep(0.6)
+        assert machines.ends == []
+        machines.api.away = False
+        await machines.until(lambda: machines.phase("a") == "Running")
+        await asyncio.sleep(0.6)
+        assert machines.ends == []
+
+    play(scene, tmp_path, start_s=0.3)
+
+
+def always(error: Exception) -> Callable[..., Awaitable[Any]]:
+    """A method that fails."""
+
+    async def fails(*args: object) -> Any:
+        raise error
+
+    return fails
+
+
+async def refused_watch(*args: object) -> AsyncIterator[tuple[str, Any]]:
+    raise ApiRefused(403, "watch is forbidden")
+    yield "", {}

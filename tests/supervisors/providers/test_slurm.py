@@ -34,12 +34,18 @@ class Controller(Slurm):
         self.said: list[str] = []
         self.away = self.forgets = False
         self.refuses = ""
+        self.stuck = set[str]()
+        """Jobs that take no order."""
         self.queue: tuple[str, str] = ("RUNNING", "None")
 
     def _heard(self, what: str) -> None:
         if self.away:
             raise SlurmError("Unable to contact slurm controller")
         self.said.append(what)
+
+    def _say_no(self, jobs: Sequence[str]) -> None:
+        if stuck := self.stuck.intersection(jobs):
+            raise SlurmError(f"Kill job error on job id {min(stuck)}: Job/step already completing or completed")
 
     def add(self, name: str, comment: str = JOB.comment) -> str:
         number = str(len(self.rows) + 1)
@@ -76,10 +82,12 @@ class Controller(Slurm):
 
     async def signal(self, job: str, name: str) -> None:
         self._heard(f"{name} {job}")
+        self._say_no([job])
         self.end(job, "COMPLETED" if name == "TERM" else "CANCELLED")
 
-    async def cancel(self, jobs: Sequence[str]) -> None:
+    async def cancel(self, jobs: Sequence[str], *, name: str | None = None) -> None:
         self._heard(f"cancel {' '.join(jobs)}")
+        self._say_no(jobs)
         for job in jobs:
             self.end(job, "CANCELLED")
 
@@ -211,6 +219,72 @@ def test_a_job_id_that_is_given_again_after_a_crash_is_not_taken_for_the_old_one
     play(scene)
 
 
+def test_a_job_that_takes_no_order_does_not_hold_up_the_orders_to_others() -> None:
+    async def scene(place: Place) -> None:
+        for node in ("a", "b"):
+            place.provider.start(node, "spot")
+        await asyncio.sleep(3)
+        place.slurm.stuck = {"1"}
+        for node in ("a", "b"):
+            place.provider.notice(node, 60.0)
+        await asyncio.sleep(3)
+        assert place.ends == [("b", "notice")]
+        place.slurm.stuck = set()
+
+    play(scene)
+
+
+def test_a_job_that_completes_for_ever_gets_no_orders_and_is_replaced() -> None:
+    """Its node does not answer, or hangs as it cleans up."""
+
+    async def scene(place: Place) -> None:
+        place.provider.start("a", "spot")
+        await asyncio.sleep(3)
+        place.slurm.end("1", "COMPLETING")
+        place.slurm.stuck = {"1"}
+        await asyncio.sleep(LIMITS.cluster_end_s - 2)
+        assert place.ends == []
+        await asyncio.sleep(4)
+        assert place.ends == [("a", "taken")]
+        await asyncio.sleep(10)
+        assert "cancel 1" not in place.slurm.said
+        place.slurm.end("1", "COMPLETED")
+
+    play(scene)
+
+
+def test_a_former_life_whose_job_completes_for_ever_does_not_keep_the_run_from_going_on() -> None:
+    async def main() -> None:
+        place = Place()
+        place.slurm.add("j-1")
+        cancel = place.slurm.cancel
+
+        async def begins_to_end(jobs: Sequence[str], *, name: str | None = None) -> None:
+            await cancel(jobs, name=name)
+            place.slurm.end("1", "COMPLETING")
+
+        place.slurm.cancel = begins_to_end  # type: ignore[method-assign]
+        await place.provider.open()
+        place.slurm.end("1", "COMPLETED")
+        await place.provider.close()
+
+    run(main())
+
+
+def test_a_job_whose_comment_is_not_ours_any_more_is_cancelled() -> None:
+    """A plugin of the site's writes comments: we would never find such a job again."""
+
+    async def scene(place: Place) -> None:
+        place.provider.start("a", "spot")
+        await asyncio.sleep(3)
+        place.slurm.rows["1"] = replace(place.slurm.rows["1"], comment="project 7")
+        await asyncio.sleep(3)
+        assert place.ends == [("a", "failed")]
+        assert place.slurm.alive() == []
+
+    play(scene)
+
+
 def test_what_a_former_life_left_is_cancelled_first_and_what_the_cluster_refuses_is_said_before_anything_starts() -> (
     None
 ):
@@ -299,10 +373,10 @@ def test_commands_have_a_deadline_and_say_in_their_own_words_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fakes on the PATH; a head that is a job itself does not hand its own variables on."""
-    row = f"1|RUNNING|n1|None|a|{MARK} x|y"
+    row, foreign = f"1|RUNNING|n1|None|a|{MARK} x|y", "$SLURM_JOB_ID$SQUEUE_PARTITION$CUDA_VISIBLE_DEVICES$SBATCH_WAIT"
     for name, line in {
         "sbatch": "echo 'sbatch: error: Invalid account' >&2; exit 1",
-        "squeue": f'[ -z "$SLURM_JOB_ID$SQUEUE_PARTITION" ] && echo "{row}"; echo "2|RUNNING|n1|None|b|other"',
+        "squeue": f'[ -z "{foreign}" ] && echo "{row}"; echo "2|RUNNING|n1|None|b|other"',
         "scancel": "exec sleep 100",
         "scontrol": "echo JobId=1 JobState=COMPLETED RunTime=00:00:09",
     }.items():
@@ -310,7 +384,8 @@ def test_commands_have_a_deadline_and_say_in_their_own_words_what_is_wrong(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "5")
-    monkeypatch.setenv("SQUEUE_PARTITION", "none")
+    for name in ("SQUEUE_PARTITION", "CUDA_VISIBLE_DEVICES", "SBATCH_WAIT"):
+        monkeypatch.setenv(name, "0")
 
     async def main() -> None:
         slurm = Slurm(2.0)
