@@ -139,7 +139,6 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/api/run.py", "Run.__aexit__", "asyncio.to_thread(self.close)"),
     ],
     "whoever asked has a deadline, and its handler is cancelled there; every call has limits of its own": [
-        ("actors/ranks/rank.py", "Rank.order", "asyncio.shield(self._done)"),
         ("actors/train_service/service.py", "TrainService.attach", "asyncio.shield(bundle.attached)"),
         ("actors/train_service/service.py", "TrainService.call", "asyncio.shield(answer)"),
         ("actors/train_service/service.py", "TrainService.detach", "asyncio.shield(bundle.ending)"),
@@ -163,14 +162,12 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "the table of requests ends every question at its deadline, which was armed three lines before": [
         ("actors/core/kernel/questions.py", "Questions.ask", "future"),
     ],
-    "each order has the caller's time, each meeting ready_timeout_s": [
-        ("actors/ranks/group.py", "GroupFollowers._of_all", "asyncio.TaskGroup()"),
-    ],
-    "a start is given up after spec.ready_s (Supervisor._start), and so is every exchange of the search": [
-        ("supervisors/jobs/role_processes.py", "RoleProcesses._adopted", "asyncio.shield(self._found[leader])"),
-    ],
-    "it is the actor's own sleep, handed in": [
-        ("supervisors/tree/recovery.py", "Rounds._recover", "self._sleep(recovery.delay_s)"),
+    "it is Supervisor._stopped, begun by a plain function: its waits have stop_timeout_s and the child's shutdown_s": [
+        ("supervisors/tree/recovery.py", "Rounds._recover", "map(self._stop, stopped)"),
+        ("supervisors/tree/recovery.py", "Rounds._recover", "self._stop(child)"),
+        ("supervisors/tree/supervisor.py", "Supervisor.shutdown", "self._stop(child)"),
+        ("supervisors/tree/supervisor.py", "Supervisor.remove_child", "self._stop(child, cause)"),
+        ("supervisors/tree/supervisor.py", "Supervisor._start", "self._stop(child)"),
     ],
     "a timer of the stream ends it when nothing has come for its window's time-out": [
         ("actors/core/kernel/streams.py", "Stream._wait", "self.future"),
