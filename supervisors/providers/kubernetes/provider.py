@@ -146,11 +146,10 @@ class KubernetesProvider(BookedProvider):
 
     async def close(self) -> None:
         await super().close()
-        if self._cleaning:
-            cleaned = asyncio.gather(*self._cleaning.values(), return_exceptions=True)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._close_window_s):
-                    await asyncio.shield(cleaned)  # what is left by then is told of below, before it is cancelled
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._close_window_s):
+                while self._cleaning:
+                    await asyncio.shield(next(iter(self._cleaning.values())))
         if self._machines or self._cleaning:
             where = f"kubectl delete pods -n {self._api.namespace} -l {RUN}={self._owner.mark}"
             self.on_news(_CLUSTER, f"pods may be left, since it does not answer; remove them with {where}")
