@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from actors.host.adapter import AdapterSpec
 from actors.ranks.errors import RankLost
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, TrainBackend
+from actors.trainer.backends.fsdp import fsdp_backend
 from actors.trainer.backends.fsdp.fsdp_backend import FsdpBackend
 from actors.trainer.backends.fsdp.orders import encode
 from actors.trainer.backends.remote_errors import failed
@@ -385,7 +387,13 @@ async def test_no_model_is_the_same_error_as_in_one_process_and_the_ranks_live_o
     assert await train(await begin(2), 1)
 
 
-async def test_what_one_rank_fails_by_is_said_although_another_waits_for_it(model_path: Path) -> None:
+async def test_what_one_rank_fails_by_is_said_although_another_waits_for_it(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader waits too; not within torch, which would number the groups of later tests otherwise than others do."""
+    said = threading.Event()
+    monkeypatch.setattr(fsdp_backend, "FsdpCore", lambda *_: said.wait(30.0))
+
     class Two:
         """Rank 1 says nothing, and rank 2 fails."""
 
@@ -405,6 +413,7 @@ async def test_what_one_rank_fails_by_is_said_although_another_waits_for_it(mode
     ranks = FsdpBackend(Two(), Limits(train_step_timeout_s=1.0))
     with pytest.raises(ModelNotLoadable, match="no such model"):
         await ranks.start(spec(model_path))
+    said.set()
     await ranks.close()
 
 
