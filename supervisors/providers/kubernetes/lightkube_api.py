@@ -63,7 +63,7 @@ class LightkubeApi:
 
     async def create(self, pod: Pod) -> None:
         async with _told(), asyncio.timeout(self._answer_s):
-            await self._client.create(PodResource.from_dict(pod))
+            await self._client.create(_made(PodResource, pod))
 
     async def delete(self, name: str, grace_s: int) -> None:
         async with _told(), asyncio.timeout(self._answer_s):
@@ -88,11 +88,11 @@ class LightkubeApi:
 
     async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
         async with _told(), asyncio.timeout(self._answer_s):
-            return (await self._client.create(Lease.from_dict(lease))).to_dict()
+            return (await self._client.create(_made(Lease, lease))).to_dict()
 
     async def replace_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
         async with _told(), asyncio.timeout(self._answer_s):
-            return (await self._client.replace(Lease.from_dict(lease))).to_dict()
+            return (await self._client.replace(_made(Lease, lease))).to_dict()
 
     async def delete_lease(self, name: str) -> None:
         async with _told(), asyncio.timeout(self._answer_s):
@@ -100,6 +100,11 @@ class LightkubeApi:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def _made(resource: Any, of: Mapping[str, Any]) -> Any:
+    """An object of ``resource``; the library types it more loosely than what takes it."""
+    return resource.from_dict(of)
 
 
 @contextlib.asynccontextmanager
