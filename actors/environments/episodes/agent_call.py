@@ -23,6 +23,7 @@ from actors.environments.episodes.errors import BudgetSpent, EnvironmentRefused,
 from actors.environments.episodes.interface import Outcome
 from actors.environments.episodes.returned_numbers import as_metrics, as_reward
 from actors.environments.episodes.settling import settled
+from configs.task_schema import DataConfig
 
 _CHAIN_MAX: Final = 32
 """Errors that are looked at, of those that led to the one that an agent has raised; they may go in a circle."""
@@ -52,7 +53,7 @@ class AgentDriver(Driver):
         except ValueError:
             return  # its signature cannot be read
 
-    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, again: bool) -> Outcome:
+    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, data: DataConfig, again: bool) -> Outcome:
         """Run one episode to its end. Raises what the agent raises, and GatewayAway, SessionOver."""
         try:
             returned = settled(self._agent(dict(row), endpoint, **self._options))

@@ -35,6 +35,7 @@ from actors.host.parent_death import lead_group
 from actors.host.standard_streams import open_standard_streams
 from actors.protocol.failures import FailureKind
 from configs.schema import JobConfig
+from configs.task_schema import DataConfig
 
 _GENERATORS: Final = (("random", "seed"), ("numpy.random", "seed"), ("torch", "manual_seed"))
 """Modules with a source of chance of their own, and what seeds it."""
@@ -68,8 +69,8 @@ class Driver(Protocol):
         """Raise EnvironmentRefused for what would make every episode fail."""
         ...
 
-    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, again: bool) -> Outcome:
-        """Run one episode to its end."""
+    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, data: DataConfig, again: bool) -> Outcome:
+        """Run one episode to its end. ``data``: the source that the row is of."""
         ...
 
     def lives(self) -> bool:
@@ -77,8 +78,8 @@ class Driver(Protocol):
         return True
 
 
-RowOf = Callable[[bytes], dict[str, Any]]
-"""Context → the row of the data that it names."""
+RowOf = Callable[[bytes], tuple[dict[str, Any], DataConfig]]
+"""Context → the row of the data that it names, and the source that this row is of."""
 
 
 def live(job: JobConfig, driver: Driver, row_of: RowOf, order: EpisodeOrder, result: int) -> NoReturn:
@@ -138,7 +139,8 @@ def _episode(job: JobConfig, driver: Driver, row_of: RowOf, order: EpisodeOrder)
         endpoint = Endpoint(
             order.base_url, order.session, job.name, left_s=order.left_s, limits=job.limits, certificate=certificate
         )
-        outcome = driver.drive(row_of(order.context), endpoint, again=order.again)
+        row, data = row_of(order.context)
+        outcome = driver.drive(row, endpoint, data=data, again=order.again)
     except (GatewayAway, SessionOver, ToolServerDied) as error:
         return _failed(str(error), FailureKind.INFRASTRUCTURE)
     except RowChanged as error:

@@ -25,8 +25,7 @@ def make_driver(job: JobConfig) -> Driver:
         if environment.path is None:
             from actors.environments.episodes.tool_environment import ToolEnvironment
 
-            options = {"data": job.data, **environment.options}
-            return PythonDriver(ToolEnvironment, options, tools, "environment.options")
+            return PythonDriver(ToolEnvironment, environment.options, tools, "environment.options", ready_made=True)
         return PythonDriver(load_function(environment.path, key), environment.options, tools, key)
     if environment.kind == "openenv":
         from actors.environments.episodes.openenv import OpenEnv

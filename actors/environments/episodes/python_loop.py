@@ -21,16 +21,21 @@ from actors.environments.episodes.returned_numbers import as_metrics, as_reward
 from actors.environments.episodes.settling import settled
 from actors.environments.episodes.tools import Toolbox, Tools
 from actors.environments.scoring.user_code import described
+from configs.task_schema import DataConfig
 
 
 class PythonDriver(Driver):
-    """It drives episodes of one class. ``key``: where the job file names the class."""
+    """It drives episodes of one class."""
 
-    def __init__(self, make: Callable[..., Any], options: Mapping[str, Any], tools: Tools, key: str) -> None:
+    def __init__(
+        self, make: Callable[..., Any], options: Mapping[str, Any], tools: Tools, key: str, *, ready_made: bool = False
+    ) -> None:
+        """``key``: where the job file names the class. ``ready_made``: it is ours, and renders the row's source."""
         self._make = make
         self._options = options
         self._tools = tools
         self._key = key
+        self._ready_made = ready_made
 
     def trial(self) -> None:
         """Find out what would make every episode fail.
@@ -54,13 +59,13 @@ class PythonDriver(Driver):
                 f"{self._key} cannot be made with environment.options: {described(error)}"
             ) from error
 
-    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, again: bool) -> Outcome:
+    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, data: DataConfig, again: bool) -> Outcome:
         """Run one episode to its end; ``again``: it has been begun before.
 
         Raises:
             GatewayAway, SessionOver, ToolServerDied, and what the environment raises.
         """
-        environment = self._make(**self._options)
+        environment = self._make(**{**self._options, **({"data": data} if self._ready_made else {})})
         with contextlib.closing(self._tools.opened(_tools_of(environment), again=again)) as tools:
             try:
                 reward, cause = _rounds(environment, dict(row), endpoint, tools)

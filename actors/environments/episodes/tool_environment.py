@@ -18,9 +18,9 @@ from configs.task_schema import DataConfig
 
 
 class ToolEnvironment:
-    """See the module's docstring. ``reward``: ``package.module:name`` of the function."""
+    """See the module's docstring. ``data``: the source of the row, which says how its prompts are shown."""
 
-    def __init__(self, data: DataConfig, reward: str = "") -> None:
+    def __init__(self, reward: str = "", data: DataConfig | None = None) -> None:
         if not reward:
             raise EnvironmentRefused(
                 "environment.options.reward is missing, and environment.path is, too: name the function that scores "
@@ -32,6 +32,7 @@ class ToolEnvironment:
         self._answer = ""
 
     def reset(self, row: dict[str, Any]) -> list[ChatMessage]:
+        assert self._data is not None, "only a trial, which has no row, is made without the source of one"
         self._row, prompt = row, row["prompt"]
         messages: list[ChatMessage] = (
             [{"role": "user", "content": self._data.template.replace("{prompt}", prompt)}]

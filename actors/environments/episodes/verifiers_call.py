@@ -42,6 +42,7 @@ from actors.host.parent_death import lead_group
 from actors.host.python_path import python_path
 from configs.checks.environment_checks import VERIFIERS_INSTALL
 from configs.schema import JobConfig
+from configs.task_schema import DataConfig
 
 _SERVER: Final = Path(__file__).with_name("verifiers_server.py")
 _OURS: Final = Path(__file__).resolve().parents[3]
@@ -127,7 +128,7 @@ class VerifiersDriver(Driver):
     def trial(self) -> None:
         """The server has been tried: it serves."""
 
-    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, again: bool) -> Outcome:
+    def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, data: DataConfig, again: bool) -> Outcome:
         """Run one episode to its end.
 
         Raises:

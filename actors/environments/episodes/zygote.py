@@ -27,11 +27,12 @@ from typing import Any, Final
 import msgspec
 
 from actors.environments.episodes.child import Driver, EpisodeOrder, RowOf, live
-from actors.environments.scoring.examples import Examples
+from actors.environments.scoring.examples import Examples, source_of
 from actors.environments.scoring.user_code import described
 from actors.host.parent_death import die_with_parent
 from actors.host.standard_streams import open_standard_streams
 from configs.schema import JobConfig
+from configs.task_schema import DataConfig
 
 _READ_BYTES: Final = 1 << 16
 _BLOCKED: Final = (signal.SIGTERM, signal.SIGCHLD)
@@ -190,9 +191,10 @@ def _loaded(job: JobConfig) -> tuple[Driver, RowOf]:
 
     examples = Examples(open_all_sources(job))
 
-    def row_of(context: bytes) -> dict[str, Any]:
+    def row_of(context: bytes) -> tuple[dict[str, Any], DataConfig]:
         example = examples.of(context)
-        return {**example.extra, "prompt": example.prompt, "answer": example.answer, "index": example.index}
+        row = {**example.extra, "prompt": example.prompt, "answer": example.answer, "index": example.index}
+        return row, job.all_sources.get(source_of(context), job.data)
 
     return make_driver(job), row_of
 

@@ -21,6 +21,7 @@ from actors.environments.episodes.errors import EnvironmentRefused, ToolServerDi
 from actors.environments.episodes.openenv import OpenEnv
 from actors.environments.episodes.python_loop import PythonDriver
 from actors.environments.episodes.tools import Tools
+from configs.task_schema import DataConfig
 
 PYTHON = os.environ.get("HEADRACE_OPENENV_PYTHON", "")
 
@@ -104,7 +105,8 @@ def test_sixteen_sessions_of_an_unmodified_server_run_at_once(url: str) -> None:
     rewards: dict[int, float] = {}
 
     def play(seed: int) -> None:
-        rewards[seed] = driver.drive({"seed": seed}, cast(Any, Counts()), again=False).reward
+        data = DataConfig(source="jsonl", path="x")
+        rewards[seed] = driver.drive({"seed": seed}, cast(Any, Counts()), data=data, again=False).reward
 
     threads = [threading.Thread(target=play, args=(seed,)) for seed in range(16)]
     for thread in threads:

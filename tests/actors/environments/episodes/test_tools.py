@@ -150,10 +150,10 @@ class PlayedEndpoint:
 def test_the_ready_made_environment_lets_the_model_call_tools_until_it_answers() -> None:
     data = DataConfig(source="jsonl", path="x", system_prompt="Use tools.", template="Q: {prompt}")
     tools = Tools([f"{HERE}:add"], 1.0)
-    driver = PythonDriver(ToolEnvironment, {"data": data, "reward": f"{HERE}:right"}, tools, "environment.options")
+    driver = PythonDriver(ToolEnvironment, {"reward": f"{HERE}:right"}, tools, "environment.options", ready_made=True)
     endpoint = PlayedEndpoint({"content": None, "tool_calls": [call("add", {"a": 2, "b": 3})]}, "5")
     row = {"prompt": "2 + 3", "answer": "5", "index": 0, "level": 1}
-    outcome = driver.drive(row, cast(Any, endpoint), again=False)
+    outcome = driver.drive(row, cast(Any, endpoint), data=data, again=False)
     assert (outcome.reward, outcome.cause) == (1.0, "ended")
     assert outcome.metrics == {"tool_calls": 1.0, "tool_errors": 0.0}
     first, second = endpoint.asked

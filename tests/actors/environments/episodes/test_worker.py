@@ -95,16 +95,19 @@ class Stage:
         environment: dict[str, Any],
         limits: dict[str, Any] | None = None,
         questions: Sequence[str] = ("task 0", "task 1", "task 2", "task 3"),
+        *,
+        held_out: dict[str, Any] | None = None,
     ) -> None:
+        """``held_out``: keys of the same rows, where they are of an evaluation."""
         rows = [{"question": question, "answer": question} for question in questions]
         data = run_dir / "rows.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (run_dir / "gateway.endpoint").write_text(base_url)
         self.run_dir = run_dir
         keys = {"prompt_key": "question", "answer_key": "answer"}
-        self.job = smallest_job(
-            data={"source": "jsonl", "path": str(data), **keys}, reward={}, environment=environment, limits=limits or {}
-        )
+        source = {"source": "jsonl", "path": str(data), **keys}
+        evaluation = {} if held_out is None else {"eval": {"data": source | held_out}}
+        self.job = smallest_job(data=source, reward={}, environment=environment, limits=limits or {}, **evaluation)
         self.scheduler = Scheduler()
 
     async def __aenter__(self) -> Self:
@@ -123,10 +126,11 @@ class Stage:
     async def __aexit__(self, *_: object) -> None:
         await self.system.stop()
 
-    def begin(self, *names: EpisodeName, left_s: float = 20.0) -> None:
+    def begin(self, *names: EpisodeName, left_s: float = 20.0, source_name: str = "") -> None:
         source = open_source(self.job.data, 0)
+        of = [source_name] if source_name else []
         works = [
-            EpisodeWork(name, cast(bytes, msgpack.packb([name.prompt, source.row(name.prompt).digest])), left_s)
+            EpisodeWork(name, cast(bytes, msgpack.packb([name.prompt, source.row(name.prompt).digest, *of])), left_s)
             for name in names
         ]
         self.ref.tell(BeginEpisodes(job="j", term=self.scheduler.term, episodes=works))
@@ -180,6 +184,19 @@ async def test_an_episode_of_reset_and_step_runs_in_turns_and_its_reward_is_hear
         keys = SessionKeys(admin_key(tmp_path), "j")
         assert {keys.read(key) for key, _ in gateway.asked} == {named(prompt=2)}
         assert stage.places() == []
+
+
+async def test_the_ready_made_environment_shows_each_row_as_its_source_says(tmp_path: Path) -> None:
+    told = {"kind": "python", "options": {"reward": f"{HERE}.played_environments:right"}}
+    with PlayedGateway(lambda _: "task 1") as gateway:
+        async with Stage(tmp_path, gateway.base_url, told, held_out={"system_prompt": "Held out."}) as stage:
+            stage.begin(named(prompt=1))
+            await stage.ends(1)
+            stage.begin(named(prompt=1, attempt=2), source_name="eval.data")
+            ends = await stage.ends(2)
+        asked = [[message["content"] for message in question["messages"]] for _, question in gateway.asked]
+        assert asked == [["task 1"], ["Held out.", "task 1"]]
+        assert [ended.reward for ended in ends] == [1.0, 1.0]
 
 
 async def test_an_agent_calls_the_endpoint_by_any_client(tmp_path: Path) -> None:
