@@ -222,11 +222,7 @@ class Sessions:
             job=self._job.name, episode=session.episode, offset=takes.offset, fresh=takes.fresh, tokens=spoken,
             turn_tokens=max(1, min(limit for limit in asked if limit is not None)), diverged=takes.diverged,
         )  # fmt: skip
-        try:
-            async with asyncio.timeout(max(0.0, session.ends_s - self._ctx.now())):
-                said = await self._patiently(hub, message, TurnTaken)
-        except TimeoutError as error:
-            raise spent("time") from error
+        said = await self._taken(hub, session, message)
         if said.status == "spent":
             session.record = None
             raise spent("tokens" if (await self._get(hub, session.episode)).turns_left > 0 else "turns")
@@ -236,6 +232,18 @@ class Sessions:
         turns = next((i for i, turn in enumerate(record.turns) if turn.begin >= takes.offset), len(record.turns))
         session.owed.cut(turns)
         return record.add(takes.offset, spoken, said, fresh=takes.fresh)
+
+    async def _taken(self, hub: Leader, session: Session, message: TakeTurn) -> TurnTaken:
+        """The model's turn, for as long as the episode has time, which stands still while the job is paused."""
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, session.ends_s - self._ctx.now())):
+                    return await self._patiently(hub, message, TurnTaken)
+            except TimeoutError as error:
+                left_s = (await self._get(hub, session.episode)).left_s
+                if left_s <= 0:
+                    raise spent("time") from error
+                session.ends_s = self._ctx.now() + max(left_s, self._ctx.limits.gateway_busy_s)
 
     async def _cut_at_stop(
         self, hub: Leader, session: Session, record: Record, question: Question, turn: Turn

@@ -7,6 +7,7 @@ Invariants
 - An episode has one driver at most, and a driver at most as many as it has slots.
 - A life that another one has replaced does not come back.
 - Agents outside are one driver, without a lease: each of their episodes has a deadline of its own.
+- An episode's time stands still while its job is paused (``WorkingTime``).
 """
 
 from __future__ import annotations
@@ -24,14 +25,32 @@ OUTSIDE: Final = "outside"
 """Name of the driver that all agents outside are together; no actor is called so."""
 
 
+class WorkingTime:
+    """It is a job's clock, which stands still while the job is paused."""
+
+    def __init__(self, now: float, *, paused: bool) -> None:
+        self._now, self._paused = now, paused
+        self.stood_s = 0.0
+        """Time for which it has stood still."""
+
+    def read(self, now: float, *, paused: bool) -> float:
+        """The working time at ``now``; the job is ``paused`` from now on, or not. Called at each change of that."""
+        if self._paused:
+            self.stood_s += now - self._now
+        self._now, self._paused = now, paused
+        return now - self.stood_s
+
+
 @dataclass(slots=True)
 class Drive:
-    """An episode that is driven."""
+    """An episode that is driven. Its times are working time."""
 
     name: EpisodeName
     begun_s: float
     due_s: float
     """Time by which its driver should have said how it ended."""
+    stood_s: float
+    """``WorkingTime.stood_s`` at its beginning."""
 
 
 class Failed(NamedTuple):

@@ -11,6 +11,7 @@ Invariants
 - What infrastructure did, or a failing environment, has no result: it begins again, and is dropped with the reason once
   it has failed ``environment.attempts`` times, or infrastructure ten times as often. The death of its worker, or of
   this scheduler, counts for nothing.
+- A pause of the job costs no episode its time: one whose driver has let it pass meanwhile begins again, and goes on.
 - After a restart of the scheduler, episodes wait for the workers that drive them, for ``limits.reattach_s``.
 - Episodes of an evaluation begin in slots that no episode of a step wants; one that is begun keeps its slot.
 - No more episodes are driven than questions may wait (``turns.py``), so that a turn always gets its tokens.
@@ -44,7 +45,7 @@ from actors.protocol.episodes import (
     RegisterEnvironment,
 )
 from actors.protocol.failures import FailureKind
-from actors.scheduler.drivers import OUTSIDE, Drive, Driver, Drivers, Failed
+from actors.scheduler.drivers import OUTSIDE, Drive, Driver, Drivers, Failed, WorkingTime
 from actors.scheduler.episode_meter import EpisodeMeter
 from actors.scheduler.episode_rows import EpisodeRows, Key, Place
 from transport.address import PeerId
@@ -65,6 +66,7 @@ class Episodes:
         self._scope, self._fleet, self._rows, self._settled = scope, fleet, rows, settled
         self._ledger, self._config, self._limits = scope.ledger, scope.job.environment, scope.limits
         self._drivers = Drivers(scope.limits.ended_lives)
+        self._time = WorkingTime(scope.ctx.now(), paused=scope.ledger.paused)
         self._meter = EpisodeMeter(scope.ledger, scope.limits)
         self._leases = scope.ledger.term << _LEASE_BITS
         self._failures: dict[Key, Failed] = {}
@@ -154,7 +156,7 @@ class Episodes:
             if driver.address is not None:
                 self._scope.ctx.unwatch(driver.address)
             self._lose(driver, "its lease has lapsed")
-        for driver, drive in self._drivers.overdue(now):
+        for driver, drive in self._drivers.overdue(self._worked_s()):
             self._abandon(driver, drive.name)
             why = f"it has not ended within environment.episode_s={self._config.episode_s:g} s"
             self._failed(drive.name, f"{FailureKind.NO_RESULT}: {why}", driver.name)
@@ -170,11 +172,20 @@ class Episodes:
     def left_s(self, name: EpisodeName) -> float:
         """Seconds that an episode still has."""
         driver = self._drivers.of(Key.of(name))
-        passed_s = 0.0 if driver is None else self._scope.ctx.now() - driver.driven[Key.of(name)].begun_s
+        passed_s = 0.0 if driver is None else self._worked_s() - driver.driven[Key.of(name)].begun_s
         return max(0.0, self._config.episode_s - passed_s)
 
+    def _has_paused(self, name: EpisodeName) -> bool:
+        """Whether an episode has time left for no other reason than that the job was paused meanwhile."""
+        driver = self._drivers.of(Key.of(name))
+        return driver is not None and self.left_s(name) > 0 and driver.driven[Key.of(name)].stood_s < self._time.stood_s
+
     def pump(self) -> None:
-        """Have begun what may be begun, in the order of steps and prompts, as far as there are slots."""
+        """Have begun what may be begun, in the order of steps and prompts, as far as there are slots.
+
+        Called at each pause and its end, too, which the working time has to hear of.
+        """
+        self._worked_s()
         if self._ledger.paused or not self._room or self._drivers.freest("") is None:
             return
         begun: dict[str, list[EpisodeWork]] = {}
@@ -262,8 +273,11 @@ class Episodes:
                 yield place
 
     def _drive(self, name: EpisodeName) -> Drive:
-        now = self._scope.ctx.now()
-        return Drive(name, now, now + self._config.episode_s + self._limits.episode_overdue_s)
+        now = self._worked_s()
+        return Drive(name, now, now + self._config.episode_s + self._limits.episode_overdue_s, self._time.stood_s)
+
+    def _worked_s(self) -> float:
+        return self._time.read(self._scope.ctx.now(), paused=self._ledger.paused)
 
     # ------------------------------------------------------------ how they end
 
@@ -273,13 +287,16 @@ class Episodes:
         name, place = news.episode, self._rows.find(news.episode)
         if isinstance(place, Place):
             driver = self._drivers.of(Key.of(name))
-            if (why := _no_result(news, place)) is None:
+            why, again = _no_result(news, place), news.cause == "time" and self._has_paused(name)
+            if why is None and not again:
                 self._score(place, news)
             drive = self._drivers.release(Key.of(name))
-            if why is not None:
+            if again:
+                self._scope.ctx.log.info("an episode's time has passed in a pause; it begins again", episode=str(name))
+            elif why is not None:
                 self._failed(name, why, driver.name if driver is not None else "")
             else:
-                self._meter.ended(news, None if drive is None else self._scope.ctx.now() - drive.begun_s)
+                self._meter.ended(news, None if drive is None else self._worked_s() - drive.begun_s)
                 self._over(place)
             self.pump()
         await self._rows.durable()

@@ -126,7 +126,11 @@ class SimulatedEnvironments(RegisteredActor):
 
     async def _drive(self, work: EpisodeWork) -> None:
         try:
-            news = await self._play(work)
+            try:
+                async with asyncio.timeout(work.left_s):
+                    news = await self._play(work)
+            except TimeoutError:
+                news = EpisodeEnded(self._job.name, work.name, 0.0, cause="time")
             if news is not None:
                 self._over.add(work.name)
                 await self._say(news, Acknowledged)

@@ -18,7 +18,7 @@ from actors.core.system import ActorSystem
 from actors.core.tenure import RenewLease, Tenure
 from actors.jobs.job import Job
 from actors.ledger.memory_journal import MemoryJournal
-from actors.protocol.batches import Progress, QueryProgress
+from actors.protocol.batches import Progress, QueryProgress, SetPaused
 from actors.protocol.failures import Acknowledged
 from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
 from actors.protocol.rewards import PromptsRead, ReadPrompts, Score, Scored, ShowSamples, SourcedPrompt, Verdict
@@ -395,6 +395,9 @@ class World:
 
     async def progress(self) -> Progress:
         return await self.systems["head"].ref(self.scheduler_at).ask(QueryProgress(job="j"), Progress)
+
+    async def pause(self, *, paused: bool) -> None:
+        await self.systems["head"].ref(self.scheduler_at).ask(SetPaused(job="j", paused=paused), Acknowledged)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):

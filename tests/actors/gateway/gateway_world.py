@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -53,8 +54,17 @@ class Row:
     reward: float | None = None
     ended: bool = False
     turns_left: int = 16
-    left_s: float = 60.0
+    ends_s: float = field(default_factory=lambda: time.monotonic() + 60.0)
     running: tuple[int, asyncio.Future] | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the episode still has."""
+        return max(0.0, self.ends_s - time.monotonic())
+
+    @left_s.setter
+    def left_s(self, left_s: float) -> None:
+        self.ends_s = time.monotonic() + left_s
 
     @property
     def turns(self) -> list[list[int]]:
@@ -143,18 +153,22 @@ class FakeScheduler(Actor):
         if message.fresh:
             marks[0] = -2
         begin = max(i for i, version in enumerate([*row.versions, *marks]) if version == -2)
-        row.running = (offset, asyncio.get_running_loop().create_future())
+        over: asyncio.Future[TurnTaken] = asyncio.get_running_loop().create_future()
+        row.running = (offset, over)
         row.tokens += spoken
         row.versions += marks
+        self.ctx.start_task(self._say(row, begin, message.turn_tokens, over), "a turn")
+        return await asyncio.shield(over)
+
+    async def _say(self, row: Row, begin: int, most: int, over: asyncio.Future[TurnTaken]) -> None:
+        """The turn goes on, whether or not anybody waits for it."""
         await asyncio.sleep(self.turn_s)
-        said = self.speak(row.tokens[begin:], message.turn_tokens)[: message.turn_tokens]
+        said = self.speak(row.tokens[begin:], most)[:most]
         begun = len(row.tokens)
         row.tokens += said
         row.versions += [4 + (i > len(said) // 2) for i in range(len(said))]
-        taken = self._taken(row, begun, len(row.tokens))
-        row.running[1].set_result(taken)
         row.running = None
-        return taken
+        over.set_result(self._taken(row, begun, len(row.tokens)))
 
     def _taken(self, row: Row, begin: int, end: int) -> TurnTaken:
         tokens = np.array(row.tokens[begin:end], np.int32)

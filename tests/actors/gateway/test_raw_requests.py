@@ -179,6 +179,18 @@ def test_a_spent_budget_is_said_with_its_name_and_not_retried(tmp_path: Path) ->
     in_world(tmp_path, scenario)
 
 
+def test_a_turn_that_outlasts_its_episode_only_by_a_pause_of_the_job_is_answered(tmp_path: Path) -> None:
+    async def scenario(world: World, agent: Agent) -> None:
+        row = world.begin()
+        world.scheduler.turn_s, row.left_s = 1.0, 0.3
+        asked = asyncio.ensure_future(agent.post("/v1/chat/completions", ask()))
+        await asyncio.sleep(0.1)
+        row.left_s = 60.0  # its time has stood still meanwhile
+        assert (await asked)[0] == 200
+
+    in_world(tmp_path, scenario)
+
+
 def test_how_tokens_are_drawn_is_the_jobs_and_said_once(tmp_path: Path) -> None:
     async def scenario(world: World, agent: Agent) -> None:
         world.begin()

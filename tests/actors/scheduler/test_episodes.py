@@ -153,6 +153,23 @@ def test_an_environment_that_fails_is_begun_again_and_dropped_with_the_reason_in
     play(scenario, {"attempts": 2})
 
 
+def test_a_pause_longer_than_an_episode_may_take_costs_no_episode_anything() -> None:
+    async def scenario(world: EpisodeWorld) -> None:
+        await world.start()
+        driving = world.environments[0]._playing
+        await world.until(lambda: len(driving) >= 4)
+        await world.pause(paused=True)
+        await asyncio.sleep(20.0)
+        await world.pause(paused=False)
+        await to_the_end(world)
+        has_whole_rows(world)
+        assert discarded(world) == 0
+        lives = np.concatenate([batch.lives for batch in world.scheduler._ledger.batches.values()])
+        assert lives.max() == 2, "those that the pause had outlasted began again, once"
+
+    play(scenario, {"episode_s": 5.0, "attempts": 1}, limits={"episode_overdue_s": 1.0})
+
+
 def test_an_episode_that_hangs_is_taken_away_and_begun_again() -> None:
     async def scenario(world: EpisodeWorld) -> None:
         await world.start()

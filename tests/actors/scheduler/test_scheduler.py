@@ -11,7 +11,6 @@ import pytest
 
 from actors.core.errors import RemoteError
 from actors.ledger.ledger import Ledger
-from actors.protocol.batches import SetPaused
 from actors.protocol.failures import Acknowledged
 from actors.protocol.jobs import CheckpointJob, CheckpointReport
 from actors.protocol.rewards import Verdict
@@ -617,14 +616,13 @@ def test_a_job_without_workers_says_what_it_waits_for(in_world: InWorld) -> None
 def test_a_paused_job_assigns_nothing_until_it_is_resumed(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start_head()
-        head = world.systems["head"]
-        await head.ref(world.scheduler_at).ask(SetPaused(job="j", paused=True), Acknowledged)
+        await world.pause(paused=True)
         await world.start_rewards()
         worker = await world.start_worker("rollout-0")
         await world.start_trainer()
         await asyncio.sleep(5)
         assert worker.assigned == 0 and "paused" in (await world.progress()).waiting_for
-        await head.ref(world.scheduler_at).ask(SetPaused(job="j", paused=False), Acknowledged)
+        await world.pause(paused=False)
         await finish(world)
 
     in_world(scenario)
