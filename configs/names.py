@@ -50,6 +50,12 @@ def leader_of(name: str) -> str:
     return _RANK.sub("", name)
 
 
+def rank_of(name: str) -> int:
+    """Number of the rank of that name; 0 if it leads."""
+    found = _RANK.search(name)
+    return int(found[0].removeprefix(".rank")) if found else 0
+
+
 def follows(name: str) -> bool:
     """Whether that is the name of a rank that another one leads."""
     return leader_of(name) != name

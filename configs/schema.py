@@ -241,6 +241,9 @@ class ClusterConfig(Section):
     place_rollout: Literal["local", "remote", "spread", "elastic"] = "spread"
     """Where workers run: on the head's machine, on other nodes, or on other nodes while there are any. ``elastic``:
     ``rollout.workers`` on the head's machine, and one on each slot of every other node while it is there."""
+    place_replicas: Literal["local", "remote"] = "local"
+    """Where the replicas of a trainer are (``trainer.replicas``). ``remote``: the first on the head's machine, each
+    further one on one other node, where each of its ranks takes a slot and a device. Needs ``nodes``."""
     listen: str = "tcp://127.0.0.1:7001"
     """``headrace run`` with ``nodes``, or a provider of other hosts: where they join; beyond loopback it needs
     ``--keys``."""
@@ -301,6 +304,12 @@ class JobConfig(Section):
     def listen(self) -> str | None:
         """Where ``headrace run`` lets other machines join; None: nobody will."""
         return self.cluster.listen if self.cluster.nodes or self.provider.brings_hosts else None
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks of the trainer on the head's machine: all of them, or those of its first replica."""
+        apart = self.trainer.replicas if self.cluster.place_replicas == "remote" else 1
+        return self.trainer.ranks // apart
 
     @property
     def staleness(self) -> int:

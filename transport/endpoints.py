@@ -142,6 +142,12 @@ def is_loopback_tcp(endpoint: str) -> bool:
     return match is not None and is_loopback(match["host"])
 
 
+def host_of(endpoint: str) -> str:
+    """The host of a TCP endpoint, without brackets; of another kind, which is on this machine: localhost."""
+    match = _TCP.fullmatch(endpoint.partition("?")[0])
+    return match["host"].strip("[]") if match is not None else "localhost"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``."""
     if host == "localhost":

@@ -46,6 +46,21 @@ def address_towards(host: str) -> str:
     return own_address()
 
 
+def interface_towards(host: str) -> str:
+    """Name of the interface by which this machine reaches ``host``, which may be its own address.
+
+    Raises:
+        OSError: no interface has the address by which that goes.
+    """
+    import psutil
+
+    own = address_towards(host).strip("[]")
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (address.address for address in addresses):
+            return name
+    raise OSError(f"no interface of this machine has {own}, the address by which it reaches {host}")
+
+
 def _source(family: int, place: tuple[str | int, ...] | tuple[int, bytes]) -> str:
     """Where packets to ``place`` would come from; empty: there is no way, or only loopback."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

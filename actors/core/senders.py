@@ -68,13 +68,13 @@ class Sender(NamedTuple):
 def sender_of(name: str) -> Sender:
     """``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``, ``head.service.<name>``.
 
-    What ends in ``.rank<n>`` follows whoever has the name before that. A node's name has no dot; a job's may. A
-    training service is called as no actor of a job is.
+    What ends in ``.rank<n>`` follows whoever has the name before that, a trainer's also from another machine. A node's
+    name has no dot; a job's may. A training service is called as no actor of a job is.
     """
     leader = leader_of(name)
     if leader != name:
         leads = sender_of(leader)
-        follows = leads.kind is SenderKind.WORKER or (leads.kind is SenderKind.SERVICE and leader.endswith(_TRAINER))
+        follows = leads.kind is SenderKind.WORKER or (bool(leads.job) and leader.endswith(_TRAINER))
         return Sender(SenderKind.RANK if follows else SenderKind.STRANGER, leads.node, leads.job)
     node, _, rest = name.partition(".")
     job, mark, _ = rest.rpartition(_WORKERS)  # an elastic worker is called rollout-<node>.<number>
@@ -92,6 +92,16 @@ def sender_of(name: str) -> Sender:
     if node == HEAD and job == SHARED:
         return Sender(SenderKind.TRAIN_SERVICE, node, rest)
     return Sender(SenderKind.STRANGER, node, job)
+
+
+def leads(name: str) -> str:
+    """Name of the process that leads the rank's process ``name``.
+
+    A trainer is on the head's machine, wherever its ranks are; a rollout worker is on that of its ranks.
+    """
+    leader = leader_of(name)
+    on_its_machine = sender_of(leader).kind is SenderKind.WORKER
+    return leader if on_its_machine else f"{HEAD}.{leader.partition('.')[2]}"
 
 
 def guard_of(own: PeerId, table: Mapping[str, frozenset[SenderKind]]) -> Guard:

@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from actors.core.context import Context
-from actors.core.errors import AskError, NotSent, SentNoReply, Unanswerable
+from actors.core.errors import AskError, NotSent, RemoteError, SentNoReply, Unanswerable
 from actors.core.leader import Leader
 from actors.core.message import Done
 from actors.core.patience import RETRYABLE, Patience, ask_patiently, is_still_there
 from actors.core.watch import Down, Gone
 from actors.protocol.ranks import FollowLeader, RankDone, RankOrder
 from actors.protocol.services import LookupService, ServiceFound
-from actors.ranks.errors import RankLost
+from actors.ranks.errors import NotItsTurn, RankLost
 from actors.roles import RoleArgs
 from configs.names import rank_name
 from transport.address import ActorAddress
@@ -125,7 +125,9 @@ class GroupFollowers:
             except RETRYABLE as error:
                 failure = str(error)
             except AskError as error:
-                raise self._lost(name, error) from error
+                if not _is_of_a_former_life(error):
+                    raise self._lost(name, error) from error
+                failure = str(error)
             if not await patience.again():
                 raise self._lost(name, failure)
 
@@ -162,3 +164,8 @@ class GroupFollowers:
         if permanent:
             lost.__cause__ = Unanswerable("", str(why), declared=False)
         return lost
+
+
+def _is_of_a_former_life(error: AskError) -> bool:
+    """Whether a follower obeys another life of its leader: it ends soon, and the one that is ours registers."""
+    return isinstance(error, RemoteError) and error.error_type == NotItsTurn.__name__

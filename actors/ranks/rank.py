@@ -6,7 +6,7 @@
 
 Invariants
 - It decides nothing. One order runs at a time, each number once (``actors/protocol/ranks.py``).
-- Only the process whose name is that of its own without the rank is its leader, and only one life of it.
+- Only the process that its own name says is its leader, and only one life of it (``actors/core/senders.py::leads``).
 - It lets its leader end first: why the group ends is the leader's to say.
 - Once it follows, it needs no scheduler.
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.registered import RegisteredActor
+from actors.core.senders import leads
 from actors.core.watch import Down
 from actors.protocol.failures import Acknowledged
 from actors.protocol.ranks import FollowLeader, RankDone, RankOrder
@@ -32,7 +33,6 @@ from actors.protocol.services import RegisterService
 from actors.ranks.errors import LeaderLost, NotItsTurn
 from actors.ranks.followers import FOLLOWERS, Follower
 from actors.roles import RoleArgs
-from configs.names import leader_of
 from transport.address import ActorAddress
 
 
@@ -76,10 +76,9 @@ class Rank(RegisteredActor):
         """
         sender = self.ctx.sender
         own = self.ctx.self_address
-        if sender is None or sender.peer.name != leader_of(own.peer.name) or message.job != self._args.name_of_job:
-            raise NotItsTurn(
-                f"{sender} wants to lead {own}, which follows {self._args.leader} of its own machine and job"
-            )
+        leader = leads(own.peer.name)
+        if sender is None or sender.peer.name != leader or message.job != self._args.name_of_job:
+            raise NotItsTurn(f"{sender} wants to lead {own}, which follows {leader} of its own job")
         if self._leader is not None and self._leader.peer != sender.peer:
             raise NotItsTurn(f"{sender} wants to lead {own}, which follows {self._leader}")
         self._hear(sender)

@@ -5,12 +5,13 @@
 
 Invariants
 - One address a role, that of the newest life that has registered.
-- A rank speaks for itself alone, and who follows is no service of the job: its leader's restarts are told, not its own.
+- A rank speaks for itself alone, from a machine on which the job may have it (``cluster.place_replicas``).
+- Who follows is no service of the job: its leader's restarts are told, not its own.
 """
 
 from __future__ import annotations
 
-from actors.core.senders import SenderKind, sender_of
+from actors.core.senders import HEAD, SenderKind, sender_of
 from actors.core.watch import Down, Gone
 from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
@@ -19,7 +20,7 @@ from actors.protocol.services import RegisterService
 from actors.scheduler.grants import Grants
 from actors.scheduler.scoring import Scoring
 from actors.scheduler.steps import Steps
-from configs.names import follows
+from configs.names import follows, leader_of, rank_of
 from transport.address import ActorAddress, PeerId
 
 
@@ -42,6 +43,8 @@ class Services:
         by_rank = sender is not None and sender_of(sender.name).kind is SenderKind.RANK
         if by_rank and (not is_rank or (role, sender) != (offer.address.name, offer.address.peer)):
             raise NotAccepted(f"{sender} offers {offer.address} as {role}: a rank registers itself alone")
+        if by_rank and leader_of(role) == "trainer" and rank_of(role) < scope.job.ranks_here and not _is_here(sender):
+            raise NotAccepted(f"{sender} offers {offer.address} as {role}, which is to be on the head's machine")
         before = scope.services.get(role)
         scope.services[role] = offer.address
         if before != offer.address and not is_rank:
@@ -77,6 +80,11 @@ class Services:
                     self._scoring.serve(None)
         if self._grants.trainer is not None and _same_life(self._grants.trainer, news.address):
             self._grants.close()
+
+
+def _is_here(sender: PeerId | None) -> bool:
+    """Whether that process is on the head's machine."""
+    return sender is not None and sender_of(sender.name).node == HEAD
 
 
 def _same_life(one: ActorAddress, other: ActorAddress) -> bool:

@@ -16,6 +16,7 @@ from actors.trainer.backends.service_backend import Client, ServiceBackend
 from actors.weights.segments import run_id
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig, TrainerConfig
+from transport.endpoints import host_of, is_loopback
 
 LOOPBACK: Final = "127.0.0.1"
 """Where a leader is reached by followers on its own machine."""
@@ -67,25 +68,26 @@ def _compute_here() -> None:
 
 
 def backend_of(
-    args: RoleArgs,
-    job: JobConfig,
-    followers: Followers | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    *,
-    host: str = LOOPBACK,
+    args: RoleArgs, job: JobConfig, followers: Followers | None = None, limits: Limits = DEFAULT_LIMITS
 ) -> TrainBackend:
     """The backend of a job's trainer: its own, or a training service's, which loads nothing here.
 
-    ``followers``, ``host``: see ``leading_backend``.
+    ``followers``: see ``leading_backend``.
     """
     trainer = job.trainer
     if args.service is None:
         if trainer.backend == "fsdp":
-            return leading_backend(trainer, followers, limits, host=host)
+            return leading_backend(trainer, followers, limits, host=host_of_ranks(args, job))
         return make_backend(trainer.backend)
     run = args.run_id or run_id(Path(args.run_dir))
     client = Client(job=job.name, run=run, backend=trainer.backend, priority=trainer.priority, share=trainer.share)
     return ServiceBackend(client, args.service)
+
+
+def host_of_ranks(args: RoleArgs, job: JobConfig) -> str:
+    """By which address ranks reach this machine, which is the head's: its own if some are elsewhere, else loopback."""
+    host = host_of(args.scheduler.endpoint) if job.cluster.place_replicas == "remote" else LOOPBACK
+    return LOOPBACK if is_loopback(host) else host
 
 
 def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
@@ -133,7 +135,7 @@ def resolve_threads(job: JobConfig, model_path: Path) -> int:
     """
     if job.trainer.threads > 0:
         return job.trainer.threads
-    cores = max(1, len(os.sched_getaffinity(0)) // job.trainer.ranks)
+    cores = max(1, len(os.sched_getaffinity(0)) // job.ranks_here)
     if weights_bytes(model_path) >= SHARED_OUT_BYTES:
         return cores
     return max(1, cores - 1 if job.staleness == 0 else cores // 2)

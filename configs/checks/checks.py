@@ -23,7 +23,7 @@ from configs.checks.model_checks import check_model, check_ranker_model
 from configs.checks.provider_checks import check_provider
 from configs.checks.reward_checks import check_reward
 from configs.checks.scheduling_checks import check_scheduling
-from configs.checks.sharding_checks import check_sharding
+from configs.checks.sharding_checks import check_replica_places, check_sharding
 from configs.checks.tensor_parallel_checks import check_tensor_parallel
 from configs.hub_names import is_hub_data
 from configs.schema import JobConfig
@@ -48,6 +48,7 @@ def check_job(job: JobConfig) -> list[Found]:
         check_critic,
         check_adapter,
         check_sharding,
+        check_replica_places,
         check_environment,
         check_episodes,
         _check_cluster,
@@ -130,7 +131,7 @@ def _check_cluster(job: JobConfig) -> list[Found]:
     if place == "remote" and nodes == 0:
         fix = "Set cluster.nodes to how many will join, or place_rollout to spread"
         return [("cluster.place_rollout", "remote, but cluster.nodes is 0: no worker could be placed", fix)]
-    if place == "local" and nodes > 0:
+    if place == "local" and nodes > 0 and job.cluster.place_replicas == "local":
         return [
             (
                 "cluster.place_rollout",

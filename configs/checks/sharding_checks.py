@@ -1,4 +1,6 @@
-"""What the schema cannot see of a trainer of several ranks: numbers that do not divide, and what it does not train."""
+"""What the schema cannot see of a trainer of several ranks: numbers that do not divide, what it does not train, where
+it cannot be.
+"""
 
 from __future__ import annotations
 
@@ -37,4 +39,23 @@ def check_sharding(job: JobConfig) -> list[Found]:
     if trainer.service is not None:
         wrong = f"{trainer.service!r}, but a training service shares one process, and trainer.backend is fsdp"
         found.append(("trainer.service", wrong, "Leave it out, or set trainer.backend to torch"))
+    return found
+
+
+def check_replica_places(job: JobConfig) -> list[Found]:
+    """Problems of ``cluster.place_replicas: remote``."""
+    field, trainer, cluster = "cluster.place_replicas", job.trainer, job.cluster
+    if cluster.place_replicas == "local":
+        return []
+    found: list[Found] = []
+    if trainer.backend != "fsdp" or trainer.replicas == 1:
+        wrong = f"remote, but trainer.backend is {trainer.backend}, and trainer.replicas {trainer.replicas}"
+        fix = "Set trainer.backend to fsdp and trainer.replicas to 2 or more, or leave it out"
+        found.append((field, wrong, fix))
+    if cluster.nodes == 0:
+        wrong = "remote, but cluster.nodes is 0: no other machine would join"
+        found.append((field, wrong, "Set cluster.nodes to how many will join"))
+    if job.provider.kind == "functions":
+        wrong = "remote, but provider.kind is functions, whose machines end whenever nothing is generated"
+        found.append((field, wrong, "Set it to local, or take another provider"))
     return found

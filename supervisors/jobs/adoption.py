@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def adopt(
-    context: Context, nodes: Nodes, process: str, actor: str, *, group: Collection[str] = ()
+    context: Context, nodes: Nodes, process: str, actor: str, *, group: Collection[str] = (), lent: bool = False
 ) -> Running | None:
     """Become the owner of ``process``, wherever it runs; None if no node's agent has it.
 
@@ -32,6 +32,7 @@ async def adopt(
         context: of the supervisor, which is the new owner.
         actor: the process's main actor.
         group: the processes of its rank group, with which it has one place.
+        lent: whether it gives that up when a trainer's rank wants it.
     """
     for node in nodes.present:
         try:
@@ -45,7 +46,7 @@ async def adopt(
             context.log.warning("a node agent does not answer; its processes are not adopted", why=str(error))
             continue
         if found is not None:
-            nodes.place(process, node.name, found.devices, group)
+            nodes.place(process, node.name, found.devices, group, lent=lent)
             what = (node.name, found.pid, found.incarnation, found.addresses)
             return running_process(context, node.agent, process, actor, *what, adopted=True)
     return None

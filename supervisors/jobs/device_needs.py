@@ -49,7 +49,7 @@ def device_problems(job: JobConfig, here: int) -> list[Finding]:
     that has too few (``Nodes.choose``).
     """
     found: list[Finding] = []
-    ranks = job.trainer.ranks
+    ranks = job.ranks_here
     if ranks > here > 0 and devices_wanted(job, "trainer") and not job.only_evaluates:
         wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"
         found.append(("trainer.ranks", wrong, f"Set it to at most {here}, or trainer.device to cpu"))
@@ -69,7 +69,7 @@ def core_warnings(job: JobConfig, here: int, cores: int | None = None) -> list[s
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     of_machine = (
-        ("trainer.ranks", job.trainer.ranks, "trainer", not job.only_evaluates),
+        ("trainer.ranks", job.ranks_here, "trainer", not job.only_evaluates),
         ("rollout.tensor_parallel", job.rollout.tensor_parallel, "rollout", _generates_here(job)),
     )
     return [

@@ -30,7 +30,7 @@ from configs.schema import JobConfig
 from supervisors.jobs.abandonable import Abandonable
 from supervisors.jobs.cost_meter import HOUR_S, CostMeter
 from supervisors.jobs.data_preparation import prepare_data
-from supervisors.jobs.device_needs import core_warnings, device_problems
+from supervisors.jobs.device_needs import device_problems
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import prepare_model
@@ -40,7 +40,7 @@ from supervisors.jobs.phase import Phase
 from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.jobs.reward_preparation import Trained, prepare_rewards
 from supervisors.jobs.service_places import ServicePlaces
-from supervisors.jobs.worker_room import Room
+from supervisors.jobs.start_words import start_words
 from supervisors.machine.machine import LOCAL, Machine
 from supervisors.machine.nodes import Nodes
 from supervisors.providers.function_book import KIND
@@ -150,13 +150,8 @@ class JobRun:
         for trained in self._rewards_trained:
             self._news.record("reward_model_trained", **trained)
         if self._former is None:
-            for message in said:
+            for message in (*said, *start_words(job, self._nodes, self._system.endpoint)):
                 self._news.say(message=message)
-            beside = "reward worker" if job.only_evaluates else "trainer, weight server and reward worker"
-            self._news.say(message=f"starting {job.rollout.workers} rollout workers, {beside}")
-            room = Room.of(self._nodes.present).warning(job, job.rollout.workers)
-            for warning in ([room] if room else []) + core_warnings(job, self._nodes.devices_here):
-                self._news.say(message=f"warning: {warning}")
         else:
             self._news.record("head_restarted", restarts=self._former.restarts, why=self._former.ended)
         await self.tree.start_processes(model_path, self._prepared)

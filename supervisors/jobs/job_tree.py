@@ -2,7 +2,7 @@
 
 core       metrics ─▶ scheduler ─▶ job           in the head; rest_for_one
 services   weights, rewards, trainer, ranker;    a process each, on the head's machine; a trainer of several ranks
-           gateway, environments-0 …,            is a group of processes
+           gateway, environments-0 …,            is a group of processes, some of which may be on other machines
            where the job has episodes
 rollout    rollout-0 …                           a process each, or a group, where ``cluster.place_rollout`` says
 
@@ -29,6 +29,7 @@ from supervisors.jobs.elastic_pool import ElasticPool
 from supervisors.jobs.functions import Functions
 from supervisors.jobs.job_news import JobNews, failure_in_words
 from supervisors.jobs.pool_share import WHOLE, PoolShare
+from supervisors.jobs.replica_moves import ReplicaMoves
 from supervisors.jobs.role_processes import RoleProcesses
 from supervisors.jobs.stage_balancer import StageBalancer
 from supervisors.machine.machine import Machine
@@ -82,6 +83,12 @@ class JobTree:
         self._supervisors: dict[str, Supervisor] = {}
         self._pool: ElasticPool | None = None
         self._balancer: StageBalancer | None = None
+        self._moves: ReplicaMoves | None = None
+        if job.cluster.place_replicas == "remote" and not job.only_evaluates:
+            self._moves = ReplicaMoves(
+                nodes, f"{job.name}.trainer", news, runs=self._trainer_runs, restart=self.restart_trainer,
+                now=asyncio.get_running_loop().time,
+            )  # fmt: skip
         self._functions: Functions | None = None
         if job.provider.kind == "functions":
             now = asyncio.get_running_loop().time
@@ -131,6 +138,8 @@ class JobTree:
             services += self._processes.children(name, role, "local")
         if not self._job.only_evaluates:
             services = [*self._service_child("weights"), *services, *self._trainer()]
+            if self._moves is not None:
+                self._moves.start()
         if self._job.rollout.length_ranking == "learned":
             services += self._service_child("ranker")
         workers = [child for index in range(self.workers_wanted) for child in self._worker(index)]
@@ -152,6 +161,15 @@ class JobTree:
         if self._job.scheduling.seeding and self._pool is not None:
             target = CapacityTarget(self._aim_at, self._news.record, self.workers_wanted, self._prices)
             self._news.subscribe(target.hear)
+
+    @property
+    def replica_moves(self) -> ReplicaMoves | None:
+        """Where the trainer's replicas are, if some are on other machines."""
+        return self._moves
+
+    def _trainer_runs(self) -> bool:
+        services = self._supervisors.get("services")
+        return services is not None and services.running("trainer") is not None
 
     @property
     def functions(self) -> Functions | None:
@@ -243,6 +261,8 @@ class JobTree:
             self._balancer.stop()
         if self._functions is not None:
             self._functions.stop()
+        if self._moves is not None:
+            self._moves.stop()
         if self._pool is not None:
             self._pool.stop()
         for part in ("rollout", "services", "core"):
@@ -255,6 +275,7 @@ class JobTree:
                     self._pool.ended()
         for name in names:
             self._nodes.release(f"{self._job.name}.{name}")
+        self._processes.end()
 
     # ------------------------------------------------------------ operators
 
@@ -338,6 +359,8 @@ class JobTree:
             self._pool.worker_started(event.child)
         if self._functions is not None and of_rollout and (event.kind == "exited" or not follows(event.child)):
             self._functions.worker_changed(leader_of(event.child), event.kind)
+        if event.kind in ("started", "adopted") and event.child == "trainer" and self._moves is not None:
+            self._moves.trainer_started()
         if event.kind == "ended":
             self._nodes.release(f"{self._job.name}.{event.child}")  # it is not started again: others may have its place
             if self._pool is not None and event.cause is not None:

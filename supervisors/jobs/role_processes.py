@@ -3,9 +3,12 @@
     one     weights, rewards, …                          a process where ``place`` says
     group   trainer, and trainer.rank1 … of ``trainer.ranks``;
             rollout-0, and rollout-0.rank1 … of ``rollout.tensor_parallel``: all on one machine, one slot of it
+    replica the trainer's ranks from ``JobConfig.ranks_here`` on, with ``cluster.place_replicas: remote``: as many
+            together on a node that is kept for them, a slot each
 
 Invariants
 - A process is placed anew for each start; the ranks of a group go where one of them is (``Nodes.choose``).
+- A trainer with replicas on other machines starts once there is a node for each of them.
 - A head that was started again looks for each process once, on every node, before it starts one of its own. Of a group
   it adopts all or none: what is left of one that is not whole is stopped, and all start anew.
 - Followers come before their leader in the order of children, so that the leader stops first.
@@ -104,12 +107,30 @@ class RoleProcesses:
             msgspec.structs.replace(leader, role="rank", name=rank_name(name, rank), rank=rank, leader=name, kind=kind)
             for rank in range(1, size)
         ]
+        self._expect_replicas(name, role)
         return [self._child(args, role, place, restart) for args in [*followers, leader]]
+
+    def _expect_replicas(self, name: str, role: str) -> None:
+        """Have a node kept for each replica of a trainer that is on another machine."""
+        if replicas := self._replicas(name, role)[1:]:
+            wanted = devices_wanted(self._job, role)
+            self._nodes.expect(self._process(name), [[self._process(one) for one in r] for r in replicas], wanted or 0)
+
+    def _replicas(self, name: str, role: str) -> list[list[str]]:
+        """Names of the ranks of ``name``, those together that are on one machine."""
+        ranks = ranks_of(self._job, role)
+        names = [rank_name(name, rank) for rank in range(ranks)]
+        together = self._job.ranks_here if role == "trainer" else ranks
+        return [names[first : first + together] for first in range(0, ranks, together)]
 
     def release(self, name: str, role: str = "rollout") -> None:
         """``name`` and its followers have no place on any node any more."""
         for rank in range(ranks_of(self._job, role)):
             self._nodes.release(self._process(rank_name(name, rank)))
+
+    def end(self) -> None:
+        """The job is over: nothing is kept for it."""
+        self._nodes.expect(self._process("trainer"), (), 0)
 
     def _process(self, name: str) -> str:
         """What it is called at its node agent."""
@@ -120,12 +141,14 @@ class RoleProcesses:
         limits, name, process = self._job.limits, args.name, self._process(args.name)
         leader = args.leader or name
         names = [rank_name(leader, rank) for rank in range(args.size)]
-        group = [self._process(one) for one in names] if args.size > 1 else []
+        own = next(replica for replica in self._replicas(leader, role) if name in replica)
+        place = place if own[0] == leader else "replica"
+        group = [self._process(one) for one in own] if args.size > 1 else []
 
         async def start(context: Context) -> Running:
             if self._adopting and name not in self._looked_for:
                 self._looked_for.add(name)
-                if (running := await self._adopted(context, name, leader, names, group)) is not None:
+                if (running := await self._adopted(context, name, leader, names, role, place)) is not None:
                     return running
             told = args
             if args.role == "trainer" and self._service is not None:  # it listens elsewhere in each of its lives
@@ -139,31 +162,35 @@ class RoleProcesses:
                 self._record("devices_given", child=name, node=node.name, devices=",".join(devices))
             return await start_process(
                 context, node.agent, told, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits,
-                may_stay=role == "rollout" and self._may_stay and not group, devices=devices,
+                may_stay=role == "rollout" and self._may_stay and args.size == 1, devices=devices,
             )  # fmt: skip
 
         ready_s = limits.ready_timeout_s + self._job.cluster.wait_s
         return ChildSpec(
             name, start, role=args.role, restart=restart, shutdown_s=limits.stop_timeout_s, ready_s=ready_s,
-            group=leader if group else "",
+            group=leader if args.size > 1 else "",
         )  # fmt: skip
 
     async def _adopted(
-        self, context: Context, name: str, leader: str, names: list[str], group: list[str]
+        self, context: Context, name: str, leader: str, names: list[str], role: str, place: str
     ) -> Running | None:
         """``name`` as it runs already, with all of its group. Whoever of that asks first looks for all."""
         if leader not in self._found:
-            looking = self._look_for(context, names, group)
+            looking = self._look_for(context, names, self._replicas(leader, role), lent=place.startswith("node:"))
             self._found[leader] = asyncio.create_task(looking, name=f"look for what runs of {leader}")
         found = await asyncio.shield(self._found[leader])  # one that is given up leaves the others their answer
         return found.pop(name, None)
 
-    async def _look_for(self, context: Context, names: list[str], group: list[str]) -> dict[str, Running]:
+    async def _look_for(
+        self, context: Context, names: list[str], replicas: list[list[str]], *, lent: bool
+    ) -> dict[str, Running]:
         found: dict[str, Running] = {}
-        for name in names:
-            running = await adopt(context, self._nodes, self._process(name), name, group=group)
-            if running is not None:
-                found[name] = running
+        for replica in replicas:
+            group = [self._process(one) for one in replica] if len(names) > 1 else []
+            for name in replica:
+                running = await adopt(context, self._nodes, self._process(name), name, group=group, lent=lent)
+                if running is not None:
+                    found[name] = running
         if len(found) == len(names):
             return found
         if found:

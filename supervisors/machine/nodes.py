@@ -6,7 +6,8 @@
                                    and there the devices that the fewest have (``device_places``)
 
 The head's own node agent is a node like the others, marked local. The processes of a rank group are on one node, and
-take one slot of it together.
+take one slot of it together; replicas of a trainer that are on other machines have nodes of their own, kept for them
+(``replica_places``).
 
 A cut says nothing of a machine: supervisors may keep what runs there (``node_loss``), and whoever drained it has not
 changed their mind. So what is known of it is kept aside until it is back, or comes in a new life.
@@ -17,15 +18,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.core.watch import Down, Gone
 from configs.limits import Limits
-from configs.names import name_problem, node_name_problem
+from configs.names import leader_of, name_problem, node_name_problem
 from supervisors.machine.device_places import DevicePlaces
 from supervisors.machine.devices import is_device_id
+from supervisors.machine.joined_node import Node
+from supervisors.machine.replica_places import ReplicaPlaces
 from supervisors.tree.errors import NodeRefused, NoNode, NotYourNode
 from transport.address import ActorAddress
 
@@ -62,43 +64,6 @@ class LeaveCluster(Message):
     """Time for which what runs on it may go on; then the machine is gone."""
 
 
-@dataclass
-class Node:
-    """A node is one machine."""
-
-    name: str
-    agent: ActorAddress
-    slots: int
-    local: bool
-    kind: str = "reserved"
-    placed: dict[str, str] = field(default_factory=dict[str, str])
-    """Processes that were placed on it and have not been released → whose slot each takes: its own, or its group's."""
-    devices: DevicePlaces = field(default_factory=DevicePlaces)
-    draining: bool = False
-    leaving: bool = False
-    """True if the machine itself has said that it goes."""
-    leaves_s: float = 0.0
-    """Loop time at which a draining node is gone; in the past: its processes are to end at once."""
-
-    @property
-    def slots_used(self) -> int:
-        return len(set(self.placed.values()))
-
-    def room(self, ranks: int) -> int:
-        """How many workers of so many ranks it takes: one a slot, but no more than have devices of their own."""
-        devices = len(self.devices.ids)
-        return min(self.slots, devices // ranks) if devices and ranks > 1 else self.slots
-
-    def put(self, process: str, group: Collection[str]) -> None:
-        """``process`` is here, and with it the others of its group if it has one."""
-        self.placed[process] = min({*group, process})
-
-    def let_go(self, process: str) -> None:
-        """``process`` is not here any more."""
-        self.placed.pop(process, None)
-        self.devices.release(process)
-
-
 class Nodes(Actor):
     """This actor is the register of nodes. ``choose`` is called by code of the same process."""
 
@@ -107,6 +72,8 @@ class Nodes(Actor):
         self._neighbours = neighbours
         self._nodes: dict[str, Node] = {}
         self._cut_off: dict[str, Node] = {}
+        self.replicas = ReplicaPlaces(self._nodes, self._cut_off)
+        """Where replicas of trainers are that are on other machines."""
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
@@ -248,9 +215,12 @@ class Nodes(Actor):
         A remote node takes no more processes than it has slots; waits until one joins or has room. The head's own
         machine has no such bound: the job file says how many workers it wants there.
 
+        ``replica`` is the node that is kept for a rank (``replicas``): its whole trainer waits for all such nodes.
+
         Args:
             devices: how many it is given of a node that has any.
-            group: the processes of its rank group: they go where one of them is, and share no device.
+            group: the processes of its rank group, as far as they are on one machine: they go where one of them is, and
+                share no device.
 
         Raises:
             NoNode: none of that kind had room in time.
@@ -262,41 +232,56 @@ class Nodes(Actor):
             timeout_s = 0.0  # it is there, or there is no point in waiting: it never comes back under its name
         try:
             async with asyncio.timeout(timeout_s):
-                while (node := self._best(kind, count, others)) is None:
+                while (node := self._best(process, kind, count, others)) is None:
                     await self._next_change()
         except TimeoutError as error:
             raise self._no_node(process, kind, timeout_s, count) from error
-        node.put(process, others)
-        node.devices.take(process, devices, others)
+        node.put(process, others, lent=kind.startswith("node:"))
+        node.devices.take(process, devices, others | self.replicas.beside(process))
         return node
 
     def _no_node(self, process: str, kind: str, timeout_s: float, devices: int) -> NoNode:
         """Why there is none: it has too few devices, or it is not there."""
+        if wanted := self.replicas.wanted(leader_of(process)):
+            return NoNode(f"{process} waits for {wanted} ({timeout_s:g} s have passed: cluster.wait_s)")
         small = [n for n in self._nodes.values() if _is_of(n, kind) and not n.draining and not n.devices.fits(devices)]
         if small:
             has = ", ".join(f"{n.name} has {len(n.devices.ids)}" for n in small)
             return NoNode(f"{process} and the other ranks of its group want {devices} devices of one node, but {has}")
         return NoNode(f"no {kind} node for {process} within {timeout_s:g} s; start one with headrace node --join ADDR")
 
-    def _best(self, kind: str, devices: int, others: Collection[str]) -> Node | None:
+    def _best(self, process: str, kind: str, devices: int, others: Collection[str]) -> Node | None:
         """``devices``: for the whole group, of which ``others`` are the rest."""
+        if not self.replicas.are_settled(process):
+            return None
+        if kind == "replica":
+            return self.replicas.place_of(process)
         there = [n for n in self._nodes.values() if _is_of(n, kind) and not n.draining and n.devices.fits(devices)]
         for node in there:
             if any(other in node.placed for other in others):
                 return node
         if kind.startswith("node:"):
             return there[0] if there else None
-        fitting = [n for n in there if n.local or n.slots_used < n.room(max(devices, 1))]
+        fitting = [n for n in there if n.local or n.takes_one_more(max(devices, 1))]
         remote = [n for n in fitting if not n.local]
         if kind == "spread" and remote:
             fitting = remote  # the head's machine trains; it generates only when nobody else can
         return min(fitting, key=lambda n: (n.slots_used / max(n.slots, 1), n.name), default=None)
 
-    def place(self, process: str, name: str, devices: Collection[str] = (), group: Collection[str] = ()) -> None:
-        """``process`` runs on the node of that name already, with these devices."""
+    def place(
+        self,
+        process: str,
+        name: str,
+        devices: Collection[str] = (),
+        group: Collection[str] = (),
+        *,
+        lent: bool = False,
+    ) -> None:
+        """``process`` runs on the node of that name already, with these devices. ``lent``: ``Node.lent``."""
         self.release(process)
         if (node := self._nodes.get(name)) is not None:
-            node.put(process, group)
+            self.replicas.enter(process, node)
+            node.put(process, group, lent=lent)
             node.devices.enter(process, devices)
 
     def heard(self, name: str, running: Mapping[str, Collection[str]]) -> None:
@@ -322,6 +307,12 @@ class Nodes(Actor):
         """``process`` is no longer where it was placed."""
         for node in (*self._nodes.values(), *self._cut_off.values()):
             node.let_go(process)
+        self.replicas.released(process)
+        self._signal()
+
+    def expect(self, trainer: str, replicas: Sequence[Collection[str]], devices: int) -> None:
+        """Keep a node for each of these, the further replicas of the process ``trainer``; none: no more."""
+        self.replicas.expect(trainer, replicas, devices)
         self._signal()
 
     async def _next_change(self) -> None:
@@ -329,6 +320,7 @@ class Nodes(Actor):
         await self._changed.wait()
 
     def _signal(self) -> None:
+        self.replicas.settle()
         self._changed.set()
         for listener in list(self._listeners):
             listener()

@@ -122,6 +122,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/machine/machine.py", "LocalMachine.run_blocking", "asyncio.to_thread(function, *args, **kwargs)"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
+        ("supervisors/jobs/replica_moves.py", "ReplicaMoves._move", "self._restart()"),
         ("supervisors/jobs/stage_balancer.py", "StageBalancer._begin.run", "self._resize(workers)"),
         ("supervisors/nemesis/nemesis.py", "Nemesis._heal", "heal()"),
         ("supervisors/simulation/nemesis.py", "Nemesis._heal", "heal()"),

@@ -36,8 +36,10 @@ class Machines:
         monkeypatch.setattr(role_processes, "adopt", self.adopt)
         monkeypatch.setattr(role_processes, "start_process", self.start)
 
-    async def adopt(self, _: object, __: object, process: str, actor: str, *, group: list[str]) -> Running | None:
-        assert group == ["j.trainer", "j.trainer.rank1", "j.trainer.rank2"]
+    async def adopt(
+        self, _: object, __: object, process: str, actor: str, *, group: list[str], lent: bool
+    ) -> Running | None:
+        assert not lent and group == ["j.trainer", "j.trainer.rank1", "j.trainer.rank2"]
         return self._running(actor, adopted=True) if actor in self.run else None
 
     async def start(self, _: object, __: object, args: Any, **___: object) -> Running:

@@ -3,8 +3,10 @@
     leader     opens a store ─▶ Begin(its file on this machine, or host and port) ─▶ followers
     all        join: process group over that store ─▶ mesh [replicas, shards]
 
-gloo carries what lies in the CPU's memory, nccl what lies on CUDA. A process is in one world at a time; whoever joins
-it once more shares it, and the last to leave ends it.
+gloo carries what lies in the CPU's memory, nccl what lies on CUDA, both over the interface by which a rank reaches the
+leader's machine: loopback, unless ranks are on several. Neither knows any keys.
+
+A process is in one world at a time; whoever joins it once more shares it, and the last to leave ends it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from actors.trainer.backends.fsdp.orders import Meeting
+from transport.own_address import interface_towards
 
 LOOPBACK: Final = "127.0.0.1"
 REPLICATE, SHARD = "replicate", "shard"
@@ -98,8 +101,9 @@ def join(meeting: Meeting, rank: int, device: str, store: Store | None = None) -
     global _users
     if not dist.is_initialized():
         timeout = timedelta(seconds=meeting.timeout_s)
+        interface = "lo" if meeting.directory else interface_towards(meeting.host)
+        os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}  # "=": no longer name
         if meeting.directory:
-            os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # neither knows any keys
             store = store or _file_store(meeting)
         store = store or TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
         kind = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
