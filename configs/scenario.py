@@ -35,7 +35,7 @@ _HEALABLE: Final[tuple[Kind, ...]] = (
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt",
 )  # fmt: skip
 TargetRole = Literal[
-    "rollout", "trainer", "weights", "rewards", "gateway", "environments", "train_service", "node", "head"
+    "rollout", "trainer", "rank", "weights", "rewards", "gateway", "environments", "train_service", "node", "head"
 ]
 
 
@@ -62,6 +62,8 @@ class SimulatedJob(Section):
     """It learns as with ``algorithm.name: ppo``, with a reference; the critic learns alone in the first step."""
     workers: NonNegativeInt = 2
     """Rollout workers."""
+    tensor_parallel: PositiveInt = 1
+    """As ``rollout.tensor_parallel``."""
     max_running: PositiveInt = 8
     """Samples decoded together by one worker."""
     prompt_tokens: PositiveInt = 8
@@ -106,6 +108,8 @@ class SimulatedJob(Section):
     """Steps between checkpoints."""
     window_prompts: NonNegativeInt = 0
     """As ``trainer.window_prompts``."""
+    ranks: PositiveInt = 1
+    """As ``trainer.ranks``."""
     service: str | None = None
     """As ``trainer.service``: a name among ``services``, or ``auto``."""
     priority: int = 0
@@ -146,6 +150,8 @@ class Variant(Section):
     policy: Literal["assign", "rlboost", "planned"] | None = None
     length_ranking: Literal["none", "history", "siblings", "learned"] | None = None
     service: str | None = None
+    ranks: PositiveInt | None = None
+    tensor_parallel: PositiveInt | None = None
     decode_s: Seconds | None = None
     kv_tokens: NonNegativeInt | None = None
     prompts_per_step: PositiveInt | None = None
@@ -323,10 +329,10 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "rollout": {
             "engine": "simulated", "workers": job.workers, "max_tokens": job.max_tokens, "threads": 1,
             "max_running": job.max_running, "in_flight": job.in_flight, "engine_options": engine_options,
-            "length_ranking": job.length_ranking,
+            "length_ranking": job.length_ranking, "tensor_parallel": job.tensor_parallel,
         },
         "trainer": {
-            "backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts,
+            "backend": "simulated", "ranks": job.ranks, "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts,
             "service": job.service, "priority": job.priority, "share": job.share,
         },
         "scheduling": {

@@ -64,7 +64,7 @@ class RolloutConfig(Section):
     """Torch threads per worker; 0: cores (in async mode half of them) divided by workers."""
     tensor_parallel: PositiveInt = 1
     """Ranks of each worker that compute every step together, each in a process of its own with a part of every layer,
-    all on one machine. For a model that one device cannot hold. Above 1 with ``engine: vllm`` only."""
+    all on one machine. For a model that one device cannot hold. Above 1 with ``engine: vllm`` or ``simulated`` only."""
     in_flight: Literal["keep", "recompute"] = "recompute"
     """What a weight update does to running sequences: keep their KV cache, or prefill it anew."""
     length_ranking: Literal["none", "history", "siblings", "learned"] = "none"
@@ -88,7 +88,8 @@ class TrainerConfig(Section):
     weights (``ranks``); ``simulated``: next to no arithmetic, in the time that a cost model says."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """``fsdp``: processes that train together, with a device each. Weights, gradients and moments are sharded over
-    them, by torch's FSDP2. A run repeats bit for bit with the same number, and any number reads its checkpoints."""
+    them, by torch's FSDP2. A run repeats bit for bit with the same number, and any number reads its checkpoints.
+    ``simulated``: processes that take the time of each call together."""
     replicas: PositiveInt = 1
     """``fsdp``: copies of the weights, each sharded over ``ranks / replicas`` ranks. Layers travel within a copy, and
     between copies gradients alone; each takes the memory of a whole copy."""

@@ -15,6 +15,7 @@ from typing import Protocol
 FOLLOWERS = {
     "fsdp": "actors.trainer.backends.fsdp.follower:FsdpFollower",
     "vllm": "actors.rollout.engines.vllm.follower:VllmFollower",
+    "simulated": "actors.ranks.simulated:SimulatedFollower",
 }
 """Kind of follower → import path of what is built with (rank: int, size: int)."""
 

@@ -16,7 +16,10 @@ ENGINES: dict[str, str] = {
     "vllm": "actors.rollout.engines.vllm.engine:VllmEngine",
     "simulated": "actors.rollout.engines.simulated_engine:SimulatedEngine",
 }
-LEADERS: dict[str, str] = {"vllm": "actors.rollout.engines.vllm.leader:LeadingEngine"}
+LEADERS: dict[str, str] = {
+    "vllm": "actors.rollout.engines.vllm.leader:LeadingEngine",
+    "simulated": "actors.rollout.engines.simulated_engine:leading_engine",
+}
 """Kinds that compute over several ranks (``rollout.tensor_parallel``), by what leads them."""
 _HINTS = {"torch": "run `make install`", "vllm": "run `make vllm`", "simulated": "run `make install`"}
 
@@ -33,7 +36,7 @@ def create_engine(kind: str, followers: Followers | None = None, limits: Limits 
         let_waiting_threads_rest()
     if followers is not None and kind not in LEADERS:
         raise EngineUnavailable(
-            f"rollout.tensor_parallel: the {kind} engine computes in one rank; use rollout.engine: vllm"
+            f"rollout.tensor_parallel: the {kind} engine computes in one rank; use vllm"
         )
     module, _, name = (ENGINES if followers is None else LEADERS)[kind].partition(":")
     try:

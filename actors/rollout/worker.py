@@ -56,12 +56,16 @@ Command = Assign | Revoke | PullVersion | SetAsleep
 
 
 class RolloutWorker(RegisteredActor):
-    """See the module's docstring. ``engine``: a ready-made one instead of the job's kind (tests, simulations)."""
+    """See the module's docstring. ``engine``: a ready-made one instead of the job's kind (tests, simulations), which
+    leads ``followers`` if it leads any.
+    """
 
-    def __init__(self, args: RoleArgs, engine: RolloutEngine | None = None) -> None:
+    def __init__(
+        self, args: RoleArgs, engine: RolloutEngine | None = None, followers: GroupFollowers | None = None
+    ) -> None:
         self._args = args
         self._job = args.job_config
-        self._followers = GroupFollowers(args) if args.size > 1 else None
+        self._followers = followers or (GroupFollowers(args) if args.size > 1 else None)
         self._engine = engine or create_engine(self._job.rollout.engine, self._followers, self._job.limits)
         self._engine_spec: EngineSpec | None = None
         """What the engine was started with; None: it has not been."""

@@ -10,6 +10,7 @@ from actors.host.adapter import adapter_spec
 from actors.host.host_memory import keep_freed_memory
 from actors.host.thread_pool import let_waiting_threads_rest
 from actors.ranks.followers import Followers
+from actors.ranks.simulated import SimulatedRanks
 from actors.roles import RoleArgs
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, TrainBackend
 from actors.trainer.backends.service_backend import Client, ServiceBackend
@@ -56,6 +57,10 @@ def leading_backend(
     found = 1 + (0 if followers is None else followers.count)
     if found != trainer.ranks:
         raise ValueError(f"trainer.ranks: {trainer.ranks}, and {found} are there")
+    if trainer.backend == "simulated":
+        from actors.trainer.backends.simulated_backend import SimulatedBackend
+
+        return SimulatedBackend(ranks=SimulatedRanks(followers, limits.train_step_timeout_s))
     _compute_here()
     from actors.trainer.backends.fsdp.fsdp_backend import FsdpBackend
 
@@ -76,7 +81,7 @@ def backend_of(
     """
     trainer = job.trainer
     if args.service is None:
-        if trainer.backend == "fsdp":
+        if trainer.backend != "torch":
             return leading_backend(trainer, followers, limits, host=host_of_ranks(args, job))
         return make_backend(trainer.backend)
     run = args.run_id or run_id(Path(args.run_dir))

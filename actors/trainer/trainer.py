@@ -73,10 +73,13 @@ _NOT_ACCEPTED: Final = "NotAccepted"
 class Trainer(RegisteredActor):
     """Trains one job. ``step`` is the next step, and the version of the weights that it holds."""
 
-    def __init__(self, args: RoleArgs, backend: TrainBackend | None = None) -> None:
+    def __init__(
+        self, args: RoleArgs, backend: TrainBackend | None = None, followers: GroupFollowers | None = None
+    ) -> None:
+        """``backend``: a ready-made one instead of the job's kind, which leads ``followers`` if it leads any."""
         self._args = args
         self._job = args.job_config
-        self._followers = GroupFollowers(args) if args.size > 1 else None
+        self._followers = followers or (GroupFollowers(args) if args.size > 1 else None)
         """The other ranks, if this one leads any: a loss of one of them ends it, too."""
         self._backend = backend or backend_of(args, self._job, self._followers, self._job.limits)
         self._service = self._backend if isinstance(self._backend, ServiceBackend) else None

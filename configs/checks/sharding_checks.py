@@ -11,10 +11,13 @@ Found = tuple[str, str, str]
 
 
 def check_sharding(job: JobConfig) -> list[Found]:
-    """Problems of ``trainer.backend: fsdp``, and of its keys with another backend."""
+    """Problems of ``trainer.backend: fsdp``, and of its keys with another backend. ``simulated`` has ranks, too."""
     trainer = job.trainer
     if trainer.backend != "fsdp":
         given = {"ranks": trainer.ranks, "replicas": trainer.replicas, "offload": trainer.offload}
+        if trainer.backend == "simulated" and given.pop("ranks") > 1 and trainer.service is not None:
+            wrong = f"{trainer.service!r}, but a training service shares one process, and trainer.ranks is more than 1"
+            return [("trainer.service", wrong, "Leave it out, or trainer.ranks")]
         fix = "Set trainer.backend to fsdp, or leave it out"
         return [
             (f"trainer.{key}", f"{str(value).lower()}, which is for trainer.backend: fsdp, not {trainer.backend}", fix)

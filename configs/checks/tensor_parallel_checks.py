@@ -24,6 +24,8 @@ def check_tensor_parallel(job: JobConfig) -> list[Found]:
     ranks, engine = job.rollout.tensor_parallel, job.rollout.engine
     if ranks == 1:
         return []
+    if engine == "simulated":
+        return []
     if engine != "vllm":
         wrong = f"{ranks}, but rollout.engine is {engine}, which computes in one rank"
         return [(_FIELD, wrong, "Set rollout.engine to vllm, or tensor_parallel to 1")]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from supervisors.checkers.episode_rows import EPISODES, check_episodes
+from supervisors.checkers.groups import GROUPS, check_groups
 from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.plans import PLANS, check_plans
 from supervisors.checkers.replay import Replay, replay
@@ -33,6 +34,7 @@ PROMISES: Final[dict[str, str]] = {
     CREDIT: "slots that were given out were given back",
     EPISODES: "tokens of an episode are marked as whose they are, and the model's are trained once",
     PLANS: "the longest part of a planned step is never cut",
+    GROUPS: "a rank group is adopted whole or not at all, and its recovery costs one unit of budget",
     RESTARTS: "no supervisor restarted more often than its budget allows",
     FINISH: "a finished job has finished all its steps",
 }
@@ -46,6 +48,7 @@ _CHECKERS: Final[dict[str, Checker]] = {
     CREDIT: check_credit,
     EPISODES: check_episodes,
     PLANS: check_plans,
+    GROUPS: check_groups,
     RESTARTS: check_restarts,
 }
 

@@ -10,7 +10,7 @@ Invariants
 - A process is placed anew for each start; the ranks of a group go where one of them is (``Nodes.choose``).
 - A trainer with replicas on other machines starts once there is a node for each of them.
 - A head that was started again looks for each process once, on every node, before it starts one of its own. Of a group
-  it adopts all or none: what is left of one that is not whole is stopped, and all start anew.
+  it adopts all or none: what is left of one that is not whole, or is given up meanwhile, is stopped.
 - Followers come before their leader in the order of children, so that the leader stops first.
 """
 
@@ -75,9 +75,10 @@ class RoleProcesses:
         self._model_path = Path()
         self._prepared_job = job
         """The job as processes are told it."""
-        self._looked_for: set[str] = set()
         self._found: dict[str, asyncio.Task[dict[str, Running]]] = {}
-        """Leader → what was found running of its group, all of it or nothing."""
+        """Leader → what was found running of its group, all of it or nothing, less what a child was given of it."""
+        self._given_up: set[str] = set()
+        """Leaders whose groups were given up before it was known what runs of them."""
 
     def prepared(self, model_path: Path, job: JobConfig) -> None:
         """From now on processes are told this model and this job, with its data on disk."""
@@ -146,9 +147,9 @@ class RoleProcesses:
         group = [self._process(one) for one in own] if args.size > 1 else []
 
         async def start(context: Context) -> Running:
-            if self._adopting and name not in self._looked_for:
-                self._looked_for.add(name)
-                if (running := await self._adopted(context, name, leader, names, role, place)) is not None:
+            if self._adopting:
+                running = await self._adopted(context, name, leader, names, role, place)
+                if running is not None:
                     return running
             told = args
             if args.role == "trainer" and self._service is not None:  # it listens elsewhere in each of its lives
@@ -174,15 +175,22 @@ class RoleProcesses:
     async def _adopted(
         self, context: Context, name: str, leader: str, names: list[str], role: str, place: str
     ) -> Running | None:
-        """``name`` as it runs already, with all of its group. Whoever of that asks first looks for all."""
+        """``name`` as it runs already, with all of its group. Whoever of that asks first looks for all, once."""
         if leader not in self._found:
-            looking = self._look_for(context, names, self._replicas(leader, role), lent=place.startswith("node:"))
+            looking = self._look_for(context, leader, names, self._replicas(leader, role), lent=place.startswith("node:"))
             self._found[leader] = asyncio.create_task(looking, name=f"look for what runs of {leader}")
-        found = await asyncio.shield(self._found[leader])  # one that is given up leaves the others their answer
+        looking = self._found[leader]
+        try:
+            found = await asyncio.shield(looking)
+        except asyncio.CancelledError:
+            self._given_up.add(leader)
+            if looking.done() and (running := looking.result().pop(name, None)) is not None:
+                await _stopped(running, 0.0)
+            raise
         return found.pop(name, None)
 
     async def _look_for(
-        self, context: Context, names: list[str], replicas: list[list[str]], *, lent: bool
+        self, context: Context, leader: str, names: list[str], replicas: list[list[str]], *, lent: bool
     ) -> dict[str, Running]:
         found: dict[str, Running] = {}
         for replica in replicas:
@@ -191,10 +199,10 @@ class RoleProcesses:
                 running = await adopt(context, self._nodes, self._process(name), name, group=group, lent=lent)
                 if running is not None:
                     found[name] = running
-        if len(found) == len(names):
+        if len(found) == len(names) and leader not in self._given_up:
             return found
         if found:
-            context.log.warning("a rank group is not whole, and starts anew", group=names[0], runs=sorted(found))
+            context.log.warning("a rank group is not whole, or not wanted", group=leader, runs=sorted(found))
         async with asyncio.TaskGroup() as stops:
             for running in found.values():
                 stops.create_task(_stopped(running, self._job.limits.stop_timeout_s))

@@ -18,6 +18,7 @@ from configs.scenario import Scenario, SimulatedJob
 from configs.schema import JobConfig
 from supervisors.machine.machine import Machine
 from supervisors.simulation.published import PublishedWeights
+from supervisors.simulation.rank_watch import RankWatch
 from supervisors.simulation.records import JobRecord
 from supervisors.simulation.service_watch import ServiceWatch
 from supervisors.simulation.trace import Trace
@@ -49,6 +50,7 @@ class Ground(Protocol):
     trace: Trace
     bodies: dict[SimProcess, Body]
     services: ServiceWatch
+    ranks: RankWatch
 
     def rng(self, name: str) -> random.Random: ...
     def new_pid(self) -> int: ...

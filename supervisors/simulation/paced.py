@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from actors.protocol.weights import Manifest
+from actors.ranks.simulated import SimulatedRanks
 from actors.rollout.engine import StepOutput, WeightTensors
 from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepResult
@@ -43,8 +44,8 @@ async def slowly(life: SimProcess, work: Coroutine[Any, Any, R]) -> R:
 class PacedEngine(SimulatedEngine):
     """This is a simulated engine whose process may be slow. What it loads must be what was published."""
 
-    def __init__(self, life: SimProcess, published: PublishedWeights) -> None:
-        super().__init__()
+    def __init__(self, life: SimProcess, published: PublishedWeights, ranks: SimulatedRanks | None = None) -> None:
+        super().__init__(ranks)
         self._life = life
         self._published = published
 
@@ -66,9 +67,11 @@ class PacedEngine(SimulatedEngine):
 class PacedBackend(SimulatedBackend):
     """This is a simulated backend whose process may be slow. It keeps account of what it lays out."""
 
-    def __init__(self, cost: TrainCost, life: SimProcess, published: PublishedWeights | None) -> None:
+    def __init__(
+        self, cost: TrainCost, life: SimProcess, published: PublishedWeights | None, ranks: SimulatedRanks | None = None
+    ) -> None:
         """``published``: what is known of its job's weights; None: it is not known yet whose it is."""
-        super().__init__(cost)
+        super().__init__(cost, ranks)
         self._life = life
         self._published = published
 

@@ -33,6 +33,8 @@ EPISODE_MOMENTS: Final = (
     "scheduler.turn_taken",
 )  # fmt: skip
 """Such messages of jobs with episodes."""
+RANK_MOMENTS: Final = ("ranks.done", "ranks.follow", "ranks.order", "ranks.order")
+"""Such messages of jobs with rank groups."""
 _WHOLE_MACHINE: Final = 0.2
 """The chance that the head is not killed alone, but with its machine: then its operator resumes the run."""
 _AT_AN_END: Final = ("kill", "hang", "partition", "preempt", "slow")
@@ -52,9 +54,16 @@ class DrawnFault:
 
 
 def drawn_faults(
-    spec: RandomFaults, rng: random.Random, *, nodes: int, further: Sequence[str] = ()
+    spec: RandomFaults, rng: random.Random, *, nodes: int, ranks: bool = False, further: Sequence[str] = ()
 ) -> list[DrawnFault]:
-    """A fault each of ``spec.faults``, in the order of their times. ``further``: moments besides ``MOMENTS``."""
+    """A fault each of ``spec.faults``, in the order of their times.
+
+    Args:
+        ranks: whether any process leads a rank group; where none does, role ``rank`` is not drawn.
+        further: moments besides ``MOMENTS``.
+    """
+    if not ranks:
+        spec = spec.model_copy(update={"roles": [role for role in spec.roles if role != "rank"]})
     count = rng.randint(*spec.faults)
     at_s = sorted(rng.uniform(0.0, spec.within_s) for _ in range(count))
     faults = [_drawn(spec, rng, time_s, nodes) for time_s in at_s]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from actors.core.system import ActorSystem
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler.scheduler import Scheduler
+from configs.names import follows
 from supervisors.simulation.environments import SimulatedEnvironments
 from transport.address import PeerId
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from supervisors.simulation.world import World
 
 _UNKNOWN_S: Final = 30.0
-"""Time for which a worker that runs may be unknown to its scheduler while no fault is in force."""
+"""Time for which a worker that runs may be unknown to its scheduler, or a process to its supervisor, while no fault is
+in force."""
 _FENCE_S: Final = 1.0
 """Time that a worker that runs may take, after the end of its lease, to let go of what it held."""
 
@@ -30,7 +32,7 @@ class Probes:
     def __init__(self, world: World) -> None:
         self._world = world
         self._unknown_s: dict[tuple[str, str], float] = {}
-        """Job and worker → since when the worker is unknown."""
+        """Job, and worker or process → since when it is unknown."""
         self._leases: dict[PeerId, float] = {}
         """Worker's process → when the newest lease ends that it was granted."""
         self._overdue: dict[PeerId, float] = {}
@@ -52,6 +54,7 @@ class Probes:
                 yield from _tokens(job.name, scheduler)
                 yield from self._fleet(job.name, scheduler)
                 self._leases.update(scheduler.leases())
+            yield from self._strays(job.name)
 
     def _fences(self) -> Iterator[str]:
         """Whoever is cut off holds nothing any more once its lease is over, whatever it has heard."""
@@ -77,10 +80,27 @@ class Probes:
         known = {name: peer for name, peer, _, _ in scheduler.credit()}
         for info in run.tree.supervisors["rollout"].snapshot():
             running = run.tree.supervisors["rollout"].running(info.name)
+            if follows(info.name):
+                continue
             if running is None or known.get(info.name) == running.address.peer:
                 self._unknown_s.pop((job, info.name), None)
             elif now_s - self._unknown_s.setdefault((job, info.name), now_s) > _UNKNOWN_S:
                 yield f"{job}: fleet: {info.name} runs at {running.address.peer}, and its scheduler does not know it"
+
+    def _strays(self, job: str) -> Iterator[str]:
+        """Every process of a job that goes on is one that its supervisors run, or start."""
+        head, now_s = self._world.head, self._world.loop.time()
+        run = head.head.jobs.get(job) if head is not None and head.head is not None else None
+        if run is None or run.state.over:
+            return
+        children = {info.name: info for info in run.tree.children()}
+        for role in self._world.roles():
+            info = children.get(role.actor)
+            if role.job != job or (info is not None and (info.state == "starting" or info.pid == role.pid)):
+                self._unknown_s.pop((job, f"process {role.pid}"), None)
+            elif now_s - self._unknown_s.setdefault((job, f"process {role.pid}"), now_s) > _UNKNOWN_S:
+                self._unknown_s[job, f"process {role.pid}"] = float("inf")  # said once
+                yield f"{job}: {role.name} runs as process {role.pid}, and nobody has started it who still wants it"
 
 
 def _workers_of(system: ActorSystem) -> Iterator[RolloutWorker | SimulatedEnvironments]:

@@ -1,6 +1,7 @@
 """The actors of a simulated role process: the real ones, over simulated engines, backends, verifiers and tokenizers.
 
 rollout ─ RolloutWorker on PacedEngine        rewards ─ RewardWorker, PromptSource on SimulatedPool
+rank    ─ Rank on WatchedFollower, led by either of those two that WatchedFollowers are given to
 trainer ─ Trainer on PacedBackend             weights ─ WeightServer as it is
           or on a training service, as it is  train_service ─ WatchedService on ServedBackends
 ranker  ─ Ranker on a model that remembers    gateway ─ registers, and is asked nothing
@@ -26,6 +27,8 @@ from actors.environments.scoring.scorer_pool import ScorerPool
 from actors.environments.worker import RewardWorker
 from actors.ranker.ranker import Ranker
 from actors.ranker.simulated import SimulatedLengthModel
+from actors.ranks.rank import Rank
+from actors.ranks.simulated import SimulatedRanks
 from actors.roles import AnyArgs, RoleArgs, ServiceArgs, build_role
 from actors.rollout.worker import RolloutWorker
 from actors.trainer.backends.simulated_backend import TrainCost
@@ -33,6 +36,7 @@ from actors.trainer.trainer import Trainer
 from supervisors.simulation.environments import Manners, SimulatedEnvironments, SimulatedGateway
 from supervisors.simulation.ground import Body, Ground
 from supervisors.simulation.paced import PacedBackend, PacedEngine, slowly
+from supervisors.simulation.rank_watch import WatchedFollower, WatchedFollowers
 from supervisors.simulation.train_service import WatchedService
 from transport.sim.process import SimProcess
 
@@ -51,9 +55,15 @@ def build_simulated_role(args: AnyArgs, world: Ground, body: Body) -> dict[str, 
     if isinstance(args, ServiceArgs):
         return {args.name: WatchedService(args, world, life, cost)}
     if args.role == "rollout":
-        return {args.name: RolloutWorker(args, engine=PacedEngine(life, world.published(args.name_of_job)))}
+        followers, ranks = _led(args, world, body, args.job_config.limits.engine_step_s)
+        engine = PacedEngine(life, world.published(args.name_of_job), ranks)
+        return {args.name: RolloutWorker(args, engine, followers)}
     if args.role == "trainer" and args.service is None:
-        return {args.name: Trainer(args, backend=PacedBackend(cost, life, world.published(args.name_of_job)))}
+        followers, ranks = _led(args, world, body, args.job_config.limits.train_step_timeout_s)
+        backend = PacedBackend(cost, life, world.published(args.name_of_job), ranks)
+        return {args.name: Trainer(args, backend, followers)}
+    if args.role == "rank":
+        return {args.name: Rank(args, WatchedFollower(args, f"{body.name} {world.new_pid()}", life, world.ranks))}
     if args.role == "rewards":
         pool = cast(ScorerPool, SimulatedPool(args, world, life))
         codec = cast(TextCodec, _Numbers())
@@ -65,6 +75,17 @@ def build_simulated_role(args: AnyArgs, world: Ground, body: Body) -> dict[str, 
     if args.role == "ranker":
         return {args.name: Ranker(args, model=SimulatedLengthModel())}
     return build_role(args)
+
+
+def _led(
+    args: RoleArgs, world: Ground, body: Body, timeout_s: float
+) -> tuple[WatchedFollowers | None, SimulatedRanks | None]:
+    """The other ranks of a process that leads some, and all of them as its engine or backend knows them."""
+    if args.size == 1:
+        return None, None
+    life = f"{body.name} {world.new_pid()}"
+    followers = WatchedFollowers(args, life, world.ranks)
+    return followers, SimulatedRanks(followers, timeout_s, life=life)
 
 
 def _environments(args: RoleArgs, world: Ground, life: SimProcess) -> SimulatedEnvironments:

@@ -24,10 +24,11 @@ import structlog
 
 from actors.weights.segments import segment_directory
 from configs.scenario import FaultsConfig, RandomFaults, Scenario
+from supervisors.jobs.role_processes import ranks_of
 from supervisors.simulation.grid import FunctionGrid, replay_in
 from supervisors.simulation.nemesis import Nemesis
 from supervisors.simulation.operator import Operator
-from supervisors.simulation.plan import EPISODE_MOMENTS, SERVICE_MOMENTS, DrawnFault, drawn_faults
+from supervisors.simulation.plan import EPISODE_MOMENTS, RANK_MOMENTS, SERVICE_MOMENTS, DrawnFault, drawn_faults
 from supervisors.simulation.published import EXACT_MODES
 from supervisors.simulation.verdict import judge, learned
 from supervisors.simulation.watchman import Watchman
@@ -156,7 +157,11 @@ def _run(world: World, loop: SimulatedLoop) -> str:
     if scenario.faults.random is not None:
         further = 2 * SERVICE_MOMENTS if scenario.services is not None else ()
         further += 2 * EPISODE_MOMENTS if any(job.turns_max for job in scenario.jobs) else ()
-        drawn = drawn_faults(scenario.faults.random, world.rng("faults"), nodes=scenario.nodes, further=further)
+        ranks = any(ranks_of(job, role) > 1 for job in world.jobs for role in ("trainer", "rollout"))
+        further += 2 * RANK_MOMENTS if ranks else ()
+        drawn = drawn_faults(
+            scenario.faults.random, world.rng("faults"), nodes=scenario.nodes, ranks=ranks, further=further
+        )
     nemesis = Nemesis(world, scenario.faults.plan, drawn)
     operator = Operator(world, scenario.faults.random or RandomFaults())
     watchman = Watchman(world, lambda: nemesis.active or operator.active)

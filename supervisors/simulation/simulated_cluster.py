@@ -82,8 +82,8 @@ class SimulatedCluster:
             return end.__eq__
         if end in self._world.machines:
             return _machine(end)
-        if end == "train_service":
-            return lambda peer: sender_of(peer).kind is SenderKind.TRAIN_SERVICE
+        if end in ("train_service", "rank"):
+            return lambda peer: sender_of(peer).kind is SenderKind(end)
         if end == "node":
             return lambda peer: peer not in ("head", PEER) and "." not in peer
         return lambda peer: peer.rpartition(".")[2].partition("-")[0] == end or peer.endswith(f".{end}")

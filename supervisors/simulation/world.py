@@ -28,6 +28,7 @@ from supervisors.simulation.ground import END_TOKEN, Body, FunctionMachinesThere
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
 from supervisors.simulation.published import EXACT_MODES, PublishedWeights
+from supervisors.simulation.rank_watch import RankWatch
 from supervisors.simulation.records import JobRecord
 from supervisors.simulation.service_watch import ServiceWatch
 from supervisors.simulation.trace import Trace
@@ -68,6 +69,7 @@ class World:
         self._simulated: dict[str, SimulatedJob] = {}
         self.jobs = self._drawn_jobs()
         self.services = ServiceWatch(scenario.costs.moved_byte_s, len(self.jobs))
+        self.ranks = RankWatch(self.finding)
         if scenario.services is not None:
             self.network.heard = self._heard
         self.machines: dict[str, SimulatedMachine] = {}

@@ -7,6 +7,7 @@ ChildSpec.start(context) ─▶ Running: where it is, how to stop it, how its en
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -93,7 +94,8 @@ async def start_process(
     may_stay: bool = False,
     devices: tuple[str, ...] | None = None,
 ) -> Running:
-    """Have a node agent, of this or another machine, start a role process and watch it.
+    """Have a node agent, of this or another machine, start a role process and watch it. Cancelled, it leaves none there,
+    although the agent's answer may be on its way.
 
     Args:
         job: whom it serves, by name; the process is called ``<job>.<args.name>`` at its agent.
@@ -117,6 +119,10 @@ async def start_process(
     overhead_s = context.limits.spawn_overhead_s
     try:
         reply = await context.ref(agent).ask(order, SpawnReply, timeout_s=order.ready_timeout_s + overhead_s)
+    except asyncio.CancelledError:
+        patience_s = min(overhead_s, context.limits.stop_timeout_s / 2)  # who cuts a start waits for longer
+        await _stop(context, agent, order.name, 0.0, ExitCause.STOPPED, patience_s)
+        raise
     except AskError as error:
         why = f"its node agent gave no answer: {error}"
         raise ChildStartFailed(order.name, ExitCause.UNREACHABLE, why, node=agent.peer.name) from error
@@ -146,11 +152,17 @@ def running_process(
     """What a supervisor keeps of a ready ``process`` of ``agent``, whose main actor is ``actor``."""
 
     async def stop(deadline_s: float, cause: ExitCause) -> None:
-        question = StopProcess(name=process, deadline_s=deadline_s, cause=cause)
-        try:
-            await context.ref(agent).ask(question, StopReply, timeout_s=deadline_s + context.limits.spawn_overhead_s)
-        except AskError as error:
-            context.log.warning("a process could not be stopped through its agent", process=process, why=str(error))
+        await _stop(context, agent, process, deadline_s, cause, deadline_s + context.limits.spawn_overhead_s)
 
     address = addresses.get(actor) or next(iter(addresses.values()))
     return Running(address, stop, pid, node, incarnation, addresses, agent, adopted)
+
+
+async def _stop(
+    context: Context, agent: ActorAddress, process: str, deadline_s: float, cause: ExitCause, timeout_s: float
+) -> None:
+    question = StopProcess(name=process, deadline_s=deadline_s, cause=cause)
+    try:
+        await context.ref(agent).ask(question, StopReply, timeout_s=timeout_s)
+    except AskError as error:
+        context.log.warning("a process could not be stopped through its agent", process=process, why=str(error))

@@ -4,7 +4,8 @@ A step that decodes ``n`` sequences and prefills ``p`` tokens of those that begi
 
     step_s = base_s + decode_s · n + prefill_s · p          (the PTL model: latency affine in batch and prefill tokens)
 
-and sleeps that long with ``asyncio.sleep``, so under a virtual-time loop it costs nothing.
+and sleeps that long with ``asyncio.sleep``, so under a virtual-time loop it costs nothing. With several ranks the first
+has the sequences, and the time of each call passes for all of them (``ranks/simulated.py``).
 
 Invariants
 - Tokens and lengths are functions of (seed, prompt, sibling, position): equal on every worker and after a move.
@@ -34,11 +35,14 @@ import xxhash
 
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import EngineStats
+from actors.ranks.followers import Followers
+from actors.ranks.simulated import SimulatedRanks
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
 from actors.rollout.engines.requests import check_requests, ended_before_start
 from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.errors import EngineError, EngineUnavailable, WeightsMismatch
 from actors.rollout.sampling import stream_keys, uniforms
+from configs.limits import Limits
 
 _DEFAULTS = {
     "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "wake_s": 0.0,
@@ -132,7 +136,9 @@ class SimulatedEngine:
 
     kind = "simulated"
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: SimulatedRanks | None = None) -> None:
+        """``ranks``: of which this is the first; None: it computes alone."""
+        self._ranks = ranks or SimulatedRanks()
         self._spec: EngineSpec | None = None
         self._costs = dict(_DEFAULTS)
         self._waiting: deque[GenerationRequest] = deque()
@@ -147,8 +153,13 @@ class SimulatedEngine:
             raise EngineUnavailable(
                 f"rollout.engine_options has {unknown}: the simulated engine knows {sorted(_DEFAULTS)}"
             )
+        if spec.tensor_parallel != self._ranks.count:
+            raise EngineUnavailable(
+                f"rollout.tensor_parallel is {spec.tensor_parallel}, and {self._ranks.count} ranks are there"
+            )
         self._spec = spec
         self._costs |= {name: float(value) for name, value in spec.options.items()}
+        await self._ranks.tell("start", str(spec).encode())
         if self._costs["start_s"] > 0:
             await asyncio.sleep(self._costs["start_s"])
 
@@ -184,7 +195,7 @@ class SimulatedEngine:
         prefilled = self._stats.prefilled_tokens_total + prefill
         seconds = costs["base_s"] + costs["decode_s"] * len(self._running) + costs["prefill_s"] * prefill
         if self._running:
-            await asyncio.sleep(seconds)
+            await self._ranks.spend("step", seconds, repr((len(self._running), len(self._waiting))).encode())
         self._advance()
         output = self._columns.take(self._version, seconds)
         self._stats = EngineStats(
@@ -234,7 +245,7 @@ class SimulatedEngine:
         if self._shapes is not None and shapes != self._shapes:
             changed = sorted(name for name, _ in shapes.items() ^ self._shapes.items())
             raise WeightsMismatch(f"names or shapes differ from those of the first version: {', '.join(changed[:3])}")
-        await asyncio.sleep(self._costs["load_s"])
+        await self._ranks.spend("load", self._costs["load_s"], repr((policy_version, in_flight)).encode())
         self._shapes, self._version, self._weights_lost = shapes, policy_version, False
 
     @property
@@ -242,11 +253,12 @@ class SimulatedEngine:
         return self._version
 
     async def sleep(self, level: int) -> None:
+        await self._ranks.tell("sleep", bytes([level]))
         self._level = max(self._level, level)
 
     async def wake(self) -> None:
-        if self._level and self._costs["wake_s"] > 0:
-            await asyncio.sleep(self._costs["wake_s"])
+        if self._level and (self._costs["wake_s"] > 0 or self._ranks.count > 1):
+            await self._ranks.spend("wake", self._costs["wake_s"])
         self._weights_lost = self._weights_lost or self._level >= 2
         self._level = 0
 
@@ -256,8 +268,14 @@ class SimulatedEngine:
     async def close(self) -> None:
         self._running.clear()
         self._waiting.clear()
+        await self._ranks.close()
 
     def _started(self) -> EngineSpec:
         if self._spec is None:
             raise EngineError("the engine has not been started")
         return self._spec
+
+
+def leading_engine(followers: Followers, limits: Limits) -> SimulatedEngine:
+    """The first of several ranks."""
+    return SimulatedEngine(SimulatedRanks(followers, limits.engine_step_s))

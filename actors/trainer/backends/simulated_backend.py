@@ -2,6 +2,7 @@
 
 The weights are a few numbers, and every promise of ``TrainBackend`` holds for them: gradients are sums that do not
 depend on the cut, only ``step`` changes the weights, saved state comes back bit for bit, exports are real segments.
+With several ranks the first has the numbers, and the time of each call passes for all of them (``ranks/simulated.py``).
 A critic is as many numbers again, of which each token of the vocabulary has one as its value.
 Time passes on the loop's clock, so under a virtual-time loop a year of training takes seconds.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.protocol.weights import Manifest
+from actors.ranks.simulated import SimulatedRanks
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.errors import BackendClosed, BadMicroBatch, CheckpointCorrupt, ParkedStateDamaged, StateParked
@@ -79,8 +81,10 @@ class SimulatedBackend:
 
     kind = "simulated"
 
-    def __init__(self, cost: TrainCost | None = None) -> None:
+    def __init__(self, cost: TrainCost | None = None, ranks: SimulatedRanks | None = None) -> None:
+        """``ranks``: of which this is the first; None: it computes alone."""
         self._cost = cost or TrainCost()
+        self._ranks = ranks or SimulatedRanks()
         self._spec: BackendSpec | None = None
         self._policy = _Numbers()
         self._critic: _Numbers | None = None
@@ -98,12 +102,13 @@ class SimulatedBackend:
         for entry in self._entries:
             start, size = entry.offset_bytes // 4, entry.length_bytes // 4
             self._policy.weights[start : start + size] = np.linspace(-1.0, 1.0, size, dtype=np.float32)
+        await self._ranks.tell("start", str(spec).encode())
 
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
         spec = self._started()
         if reference and not spec.needs_reference:
             raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
-        await asyncio.sleep(self._cost.score_token_s * batch.input_ids.size)
+        await self._ranks.spend("score", self._cost.score_token_s * batch.input_ids.size, batch.input_ids)
         drift = 0.0 if reference else float(self._policy.weights[0]) + 1.0
         logprob = -math.log(VOCABULARY) - 0.01 * drift
         return np.where(_responses(batch), logprob, 0.0).astype(np.float32)
@@ -112,13 +117,14 @@ class SimulatedBackend:
         self._started()
         if self._critic is None:
             raise BackendClosed("no critic was loaded; start the backend with critic")
-        await asyncio.sleep(self._cost.score_token_s * batch.input_ids.size)
+        await self._ranks.spend("values", self._cost.score_token_s * batch.input_ids.size, batch.input_ids)
         return np.where(_responses(batch), _values(self._critic, batch.input_ids), np.float32(0.0))
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         self._started()
         self._changed(SUMS)
-        await asyncio.sleep(self._cost.accumulate_base_s + self._cost.accumulate_token_s * batch.input_ids.size)
+        seconds = self._cost.accumulate_base_s + self._cost.accumulate_token_s * batch.input_ids.size
+        await self._ranks.spend("accumulate", seconds, batch.input_ids, batch.advantages)
         where = batch.loss_weight != 0
         weighted = batch.loss_weight * batch.advantages
         if not self._critic_alone:
@@ -150,7 +156,7 @@ class SimulatedBackend:
 
     async def step(self, *, weight: float) -> StepResult:
         spec = self._started()
-        await asyncio.sleep(self._cost.step_s)
+        await self._ranks.spend("step", self._cost.step_s, repr(weight).encode())
         norm = self._policy.norm(weight)
         critic_norm = None if self._critic is None else self._critic.norm(weight)
         rate = 0.0 if self._critic_alone else spec.learning_rate_of(self._steps)
@@ -168,7 +174,7 @@ class SimulatedBackend:
 
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
         self._started()
-        await asyncio.sleep(self._cost.export_s)
+        await self._ranks.spend("export", self._cost.export_s, str(path).encode())
         return self._write(path, _bytes(self._policy.weights), job, policy_version, chunk_bytes)
 
     def _write(self, path: Path, data: memoryview, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
@@ -183,7 +189,7 @@ class SimulatedBackend:
 
     async def save(self, directory: Path) -> None:
         self._started()
-        await asyncio.sleep(self._cost.save_s)
+        await self._ranks.spend("save", self._cost.save_s, str(directory).encode())
         directory.mkdir(parents=True, exist_ok=True)
         state = {"format": 1, "kind": self.kind, "steps": self._steps}
         for name, model in self._models.items():
@@ -203,6 +209,7 @@ class SimulatedBackend:
             self._steps = int(state["steps"])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointCorrupt(f"{directory / STATE_FILE}: {error}; resume from another checkpoint") from error
+        await self._ranks.tell("load", str(directory).encode())
         self._changed(TRAINED)
         self._no_sums()
 
@@ -313,6 +320,7 @@ class SimulatedBackend:
 
     async def close(self) -> None:
         self._spec = None
+        await self._ranks.close()
 
     def _started(self) -> BackendSpec:
         if self._spec is None:

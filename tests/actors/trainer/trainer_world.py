@@ -250,6 +250,7 @@ class World:
     metrics: Metrics = field(default_factory=Metrics)
     limits: Limits = field(default_factory=Limits)
     resume_from: str = ""
+    model_path: str = "m"
 
     async def start(self) -> Trainer:
         self.system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("here", 1)), limits=self.limits)
@@ -262,7 +263,7 @@ class World:
 
     async def start_trainer(self) -> Trainer:
         args = RoleArgs(
-            role="trainer", name="trainer", node="n", job=self.job.model_dump_json(), model_path="m",
+            role="trainer", name="trainer", node="n", job=self.job.model_dump_json(), model_path=self.model_path,
             run_dir=str(self.run_dir), scheduler=self.system.address("scheduler.j"),
             metrics=self.system.address("metrics.j"), resume_from=self.resume_from,
         )  # fmt: skip

@@ -33,6 +33,8 @@ class Machines:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: set[str]) -> None:
         self.run, self.stopped, self.started = run, set[str](), set[str]()
+        self.answers = asyncio.Event()
+        self.answers.set()
         monkeypatch.setattr(role_processes, "adopt", self.adopt)
         monkeypatch.setattr(role_processes, "start_process", self.start)
 
@@ -40,6 +42,7 @@ class Machines:
         self, _: object, __: object, process: str, actor: str, *, group: list[str], lent: bool
     ) -> Running | None:
         assert not lent and group == ["j.trainer", "j.trainer.rank1", "j.trainer.rank2"]
+        await self.answers.wait()
         return self._running(actor, adopted=True) if actor in self.run else None
 
     async def start(self, _: object, __: object, args: Any, **___: object) -> Running:
@@ -95,3 +98,31 @@ async def test_what_is_left_of_a_group_is_stopped_before_all_of_it_starts_anew(
     machines = Machines(monkeypatch, {"trainer", "trainer.rank1", "trainer.rank2"} - {missing})
     assert set((await started(trainer(tmp_path, adopting=True))).values()) == {False}
     assert machines.stopped == machines.run and len(machines.started) == 3
+
+
+@pytest.mark.parametrize("turns", range(-1, 6))
+async def test_a_group_that_is_given_up_while_it_is_looked_for_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Before it is found, or so many turns of the loop later. Who has been given it by then stops it as any child."""
+    machines = Machines(monkeypatch, {"trainer", "trainer.rank1", "trainer.rank2"})
+    machines.answers.clear()
+    children = trainer(tmp_path, adopting=True)
+    starts = [asyncio.ensure_future(child.start(cast(Any, Context()))) for child in children]
+    await asyncio.sleep(0.01)
+    if turns >= 0:
+        machines.answers.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for start in starts:
+        start.cancel()
+    await asyncio.sleep(0)
+    machines.answers.set()
+    given = await asyncio.gather(*starts, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    kept = {child.name for child, one in zip(children, given, strict=True) if isinstance(one, Running)}
+    assert machines.stopped == machines.run - kept
+    assert {child.adopted for child in given if isinstance(child, Running)} <= {True}
+    machines.run.clear()
+    if not kept:
+        assert set((await started(children)).values()) == {False}

@@ -21,6 +21,16 @@ def chaos() -> Scenario:
     return load_scenario(CHAOS_FILE)
 
 
+def rank_groups(**drawn: Any) -> Scenario:
+    """That of the chaos file with trainers and workers of several ranks alone; ``drawn``: of its random faults."""
+    whole = chaos()
+    assert whole.faults.random is not None
+    roles = {"roles": ["rank", "rank", "rank", "rollout", "trainer", "trainer", "weights", "node", "head"]}
+    faults = whole.faults.model_copy(update={"random": whole.faults.random.model_copy(update=roles | drawn)})
+    variants = [variant for variant in whole.variants if variant.ranks]
+    return whole.model_copy(update={"faults": faults, "variants": variants})
+
+
 def scenario(**changes: Any) -> Scenario:
     """One small sync job on the head's machine, without faults."""
     values: dict[str, Any] = {"name": "small", "jobs": [{"name": "a", "steps": 3}], "nodes": 0, "stall_s": 45}

@@ -9,6 +9,7 @@ Invariants
 - A call is answered when all ranks have done their part. If one fails, so does the call, and the group's life is over.
 - Which rank computes what depends on the micro-batch and the number of ranks: the same number gives the same bits.
 - Ranks of the first replica are on the leader's machine: they write into its files.
+- What torch says when another rank is gone is RankLost, whichever rank hears it, and however late others tell more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import torch.distributed as dist
 
 from actors.protocol.training import Accumulate, Accumulated, Failed, Finished, Save, Score, Scored, Step, Stepped
 from actors.protocol.weights import Manifest
@@ -271,11 +273,22 @@ class FsdpBackend:
         return answers  # type: ignore[return-value]  just checked
 
     async def _cause(self, own: asyncio.Future[Any], asked: asyncio.Future[Any]) -> BaseException:
-        """The error to be told: a rank that is lost makes the others' exchanges fail, in words of torch's."""
+        """The error to be told: of whoever has failed by itself, if that comes to be known in time, else RankLost."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.rank_settle_s):
                 await asyncio.gather(own, asked, return_exceptions=True)
         mine, theirs = (None if future.cancelled() else future.exception() for future in (own, asked))
-        if mine is None or (isinstance(mine, RuntimeError) and theirs is not None):
-            return theirs or RankLost("the other ranks wait for one that does nothing")
-        return mine
+        said = [error for error in (mine, theirs) if error is not None]
+        if self._followers is None or not said:
+            return mine or RankLost("the other ranks wait for one that does nothing")
+        for error in said:
+            if not _may_be_of_another(error):
+                return error
+        lost = RankLost(f"an exchange between the ranks has failed, so one of them is gone: {said[0]}")
+        lost.__cause__ = said[0]
+        return lost
+
+
+def _may_be_of_another(error: BaseException) -> bool:
+    """Whether another rank's end may be behind it: torch has no type of its own for that, and gloo gives it none."""
+    return type(error) is RuntimeError or isinstance(error, dist.DistError)
