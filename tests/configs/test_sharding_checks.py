@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from configs.adapter_schema import AdapterConfig
 from configs.checks.sharding_checks import check_sharding
 from configs.schema import JobConfig
 from tests.smallest_job import smallest_job
@@ -26,12 +25,6 @@ def job(**sections: dict[str, Any]) -> JobConfig:
         ({"backend": "simulated", "offload": True}, {}, "trainer.offload", "true, which is for"),
         ({"ranks": 4, "replicas": 3}, {}, "trainer.replicas", "3 copies of the weights do not share out 4 ranks"),
         ({}, {"algorithm": {"name": "ppo"}}, "trainer.backend", "no critic, and algorithm.name: ppo has one"),
-        (
-            {},
-            {"model": {"adapter": AdapterConfig(rank=4)}},
-            "trainer.backend",
-            "whole models, and model.adapter is set",
-        ),
         ({"service": "shared"}, {}, "trainer.service", "'shared', but a training service shares one process"),
     ],
 )

@@ -40,6 +40,7 @@ WORLDS = [
     "service:torch-adapter",
     "service:simulated",
     "fsdp:2",
+    "fsdp:2-adapter",
     pytest.param("fsdp:4", marks=pytest.mark.long),
     *(pytest.param(world, marks=pytest.mark.gpu) for world in ("torch-cuda", "torch-adapter-cuda", "fsdp-cuda")),
 ]

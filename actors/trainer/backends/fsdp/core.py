@@ -21,15 +21,18 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import Store
 
+from actors.host.adapter import NAME_PREFIX
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.fsdp import parts
 from actors.trainer.backends.fsdp.optimizer import ShardedAdam
 from actors.trainer.backends.fsdp.orders import Meeting, nothing
 from actors.trainer.backends.fsdp.sharded_model import Rows, local, shard
 from actors.trainer.backends.fsdp.world import World, join, leave
+from actors.trainer.backends.torch.adapter import add_adapter
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.torch.replicas import Replica, scored
 from actors.trainer.backends.torch.torch_backend import TENSOR_FILE, TorchBackend
+from actors.trainer.backends.torch.trained_adapter import TrainedAdapter
 from actors.trainer.backends.torch.trained_model import is_finite
 from actors.trainer.errors import BackendClosed
 
@@ -47,16 +50,18 @@ class FsdpCore:
         self._spec = spec
         self.world: World = join(meeting, rank, spec.device, store)
         try:
-            self.model = self._load(meeting.offload)
+            self.adapter = None if spec.adapter is None else TrainedAdapter(spec.model_path, spec.adapter)
+            self.model = self._load(meeting.offload, trained=True)
             self._replica = Replica(self.model, str(self.world.device))
             self._reference: ResponseLogits | None = None
-            if spec.needs_reference:
-                frozen = self._load(meeting.offload).requires_grad_(False)
+            if spec.needs_reference and self.adapter is None:
+                frozen = self._load(meeting.offload, trained=False)
                 self._reference = ResponseLogits(frozen, str(self.world.device))
         except BaseException:
             self.close()
             raise
-        self.rows = Rows(self.model, spec.dtype)
+        prefix, kind = ("", "") if self.adapter is None else (NAME_PREFIX, self.adapter.kind)
+        self.rows = Rows(self.model, spec.dtype, prefix=prefix, kind=kind)
         self.adam = ShardedAdam(self.rows.parameters, spec, self.world)
         self.steps = 0
 
@@ -65,18 +70,26 @@ class FsdpCore:
         """What the weights are published and computed in."""
         return self._spec.dtype
 
-    def _load(self, offload: bool) -> nn.Module:
+    def _load(self, offload: bool, *, trained: bool) -> nn.Module:
         """Loaded on the CPU, as it was stored: a rank keeps a copy of its rows alone."""
-        model = load_model(self._spec.model_path, dataclasses.replace(self._spec, device="cpu"))
-        shard(model, self.world, self._spec, offload=offload)
+        spec = self._spec
+        model = load_model(spec.model_path, dataclasses.replace(spec, device="cpu"))
+        model.requires_grad_(trained and self.adapter is None)
+        if self.adapter is not None:
+            add_adapter(model, self.adapter.spec, self.adapter.switch, seed=spec.seed)
+        shard(model, self.world, spec, offload=offload)
         return model
 
     def score(self, part: MicroBatch, temperature: float, reference: bool) -> np.ndarray:
         if not reference:
             return self._replica.score(part, temperature)
-        if self._reference is None:
+        if not self._spec.needs_reference:
             raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
-        return scored(self._reference, part, temperature)
+        if self._reference is not None:
+            return scored(self._reference, part, temperature)
+        assert self.adapter is not None, "a whole model has a reference of its own"
+        with self.adapter.switch.off():
+            return self._replica.score(part, temperature)
 
     def accumulate(self, part: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         if (part.loss_weight != 0).any():
@@ -111,7 +124,7 @@ class FsdpCore:
         state = self.adam.state()
         if self.world.is_first_replica:
             if kind == TorchBackend.kind:
-                parts.load_flat(directory / TENSOR_FILE, state, self.rows.entries, self._spec.model_path)
+                parts.load_flat(directory / TENSOR_FILE, state, self.rows, self._spec.model_path)
             else:
                 parts.load(directory, state, self._spec.model_path)
         for tensor in state.values():

@@ -46,6 +46,7 @@ from actors.trainer.backends.fsdp.orders import (
 )
 from actors.trainer.backends.fsdp.world import LOOPBACK, open_store
 from actors.trainer.backends.remote_errors import error_of
+from actors.trainer.backends.segment_file import described
 from actors.trainer.backends.torch.causal_lm import check_batch, response_positions
 from actors.trainer.backends.torch.replicas import rows_of, shares, summed
 from actors.trainer.errors import BackendClosed, ModelNotLoadable
@@ -91,9 +92,8 @@ class FsdpBackend:
         return 1 + (0 if self._followers is None else self._followers.count)
 
     async def start(self, spec: BackendSpec) -> None:
-        for key, value in (("algorithm's critic", spec.critic), ("model.adapter", spec.adapter)):
-            if value is not None:
-                raise ModelNotLoadable(f"trainer.backend: fsdp trains whole policies, and not with {key}; use torch")
+        if spec.critic is not None:
+            raise ModelNotLoadable("trainer.backend: fsdp trains no critic; use torch")
         self._thread = ThreadPoolExecutor(1, "train")
         self._helper = ThreadPoolExecutor(1, "segments")
         self._model_path = spec.model_path
@@ -167,22 +167,21 @@ class FsdpBackend:
     # ------------------------------------------------------------ files
 
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
-        rows, unfinished = self._open.rows, partial_path(path)
+        core, unfinished = self._open, partial_path(path)
+        rows = core.rows
         memory, _ = await self._run(self._segments.begin, path, rows.total_bytes)
         await self._write_rows(unfinished, self._limits.publish_timeout_s)
-        describe = partial(
-            files.described_segment,
-            memory,
-            path,
+        hashes = await self._run(files.finish_segment, memory, path, chunk_bytes, rows.entries, self._segments)
+        self._next_segment = path, rows.total_bytes
+        return described(
+            hashes,
             job=job,
             policy_version=policy_version,
+            total_bytes=rows.total_bytes,
             chunk_bytes=chunk_bytes,
             tensors=rows.entries,
-            writer=self._segments,
+            adapter_of="" if core.adapter is None else core.adapter.base,
         )
-        manifest = await self._run(describe)
-        self._next_segment = path, rows.total_bytes
-        return manifest
 
     async def _write_rows(self, path: Path, limit_s: float) -> None:
         await self._together(partial(self._open.write_rows, path), WriteRows(str(path)), Finished, limit_s)
@@ -195,7 +194,7 @@ class FsdpBackend:
 
     async def load(self, directory: Path) -> None:
         core, limit_s = self._open, self._limits.checkpoint_timeout_s
-        order = await self._run(files.read_state, directory.absolute())
+        order = await self._run(files.read_state, directory.absolute(), core)
         own = partial(core.restore, directory, order.kind, order.steps, order.optimizer_steps)
         await self._together(own, order, Finished, limit_s)
 

@@ -195,8 +195,8 @@ class _Core:
         torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
         torch.manual_seed(spec.seed)
         self._spec = spec
-        self._adapter = None if spec.adapter is None else TrainedAdapter(spec, spec.adapter)
-        self._policy = TrainedModel(Replicas(spec) if self._adapter is None else self._adapter.replicas, spec)
+        self._adapter = None if spec.adapter is None else TrainedAdapter(spec.model_path, spec.adapter)
+        self._policy = TrainedModel(Replicas(spec) if self._adapter is None else self._adapter.replicas(spec), spec)
         self._critic: TrainedModel | None = None
         if spec.critic is not None:
             load = partial(load_critic, spec, spec.critic)
@@ -250,7 +250,7 @@ class _Core:
 
     def _policy_without_adapter(self, batch: MicroBatch, temperature: float) -> np.ndarray:
         assert self._adapter is not None, "a whole model has a reference of its own"
-        with self._adapter.switched_off():
+        with self._adapter.switch.off():
             return self._policy.replicas.score(batch, temperature)
 
     def values(self, batch: MicroBatch) -> np.ndarray:
@@ -361,7 +361,7 @@ class _Core:
     def export_checkpoint(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if self._adapter is not None:
-            self._adapter.export(directory)
+            self._adapter.export(directory, self._policy.parameters.by_name())
             return
         model = self._policy.replicas.model
         with as_it_was(model):

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from actors.host.adapter import AdapterSpec
 from actors.ranks.errors import RankLost
@@ -35,6 +36,9 @@ from tests.rank_processes import RankProcesses
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 LOSS = LossSpec()
+ADAPTER = AdapterSpec(rank=4, alpha=8.0)
+THIN = AdapterSpec(rank=1, alpha=2.0, targets=("q_proj", "1.mlp.up_proj"))
+"""Of whose matrices A one of two ranks has no row."""
 CLOSE = 1e-5
 WEIGHTS_CLOSE = 2e-5
 """Adam makes steps of sums that are nothing but rounding, such as those of the biases of keys."""
@@ -121,6 +125,8 @@ def floats(data: bytes) -> np.ndarray:
         ({}, {"gradient_checkpointing": True, "lr_schedule": "cosine", "total_steps": 5}),
         ({"architecture": "llama", "tied": False, "heads": 1, "kv_heads": 1}, {"replicas": 2}),
         ({"architecture": "gpt2", "hidden": 36}, {"max_grad_norm": 0.1}),
+        ({}, {"adapter": AdapterSpec(rank=3, alpha=6.0)}),
+        ({}, {"adapter": THIN, "gradient_checkpointing": True, "replicas": 2}),
     ],
 )
 async def test_two_ranks_train_what_one_process_trains(
@@ -148,14 +154,15 @@ async def test_a_rank_that_has_no_part_of_a_micro_batch_changes_nothing(
     )
 
 
+@pytest.mark.parametrize("adapter", [None, ADAPTER, THIN])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_what_ranks_publish_and_export_is_what_one_process_would_byte_for_byte(
-    begin: Begin, model_path: Path, tmp_path: Path, dtype: str
+    begin: Begin, model_path: Path, tmp_path: Path, dtype: str, adapter: AdapterSpec | None
 ) -> None:
-    alone = await whole(model_path, dtype=dtype)
+    alone = await whole(model_path, dtype=dtype, adapter=adapter)
     await train(alone, 1)
     await alone.save(tmp_path / "saved")
-    ranks = await begin(2, dtype=dtype)
+    ranks = await begin(2, dtype=dtype, adapter=adapter)
     await ranks.load(tmp_path / "saved")
     assert await version(ranks, tmp_path, "ours") == await version(alone, tmp_path, "theirs")
     manifests = [
@@ -198,7 +205,9 @@ async def test_a_rank_on_a_device_trains_what_the_torch_backend_trains_there_and
 # ------------------------------------------------------------ the same again
 
 
-@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16", "gradient_checkpointing": True}, {"replicas": 2}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"dtype": "bfloat16", "gradient_checkpointing": True}, {"replicas": 2}, {"adapter": ADAPTER}]
+)
 async def test_as_many_ranks_give_the_same_bits_again(begin: Begin, tmp_path: Path, changes: dict[str, Any]) -> None:
     versions: list[bytes] = []
     for _ in range(2):
@@ -300,6 +309,58 @@ async def test_the_torch_backend_goes_on_from_a_checkpoint_of_ranks(
         await alone.load(tmp_path / "saved")
 
 
+async def test_an_adapter_goes_on_with_one_process_two_ranks_and_one_and_is_no_others(
+    begin: Begin, model_path: Path, tmp_path: Path
+) -> None:
+    alone = await whole(model_path, adapter=ADAPTER)
+    await train(alone, 1, 2)
+    await alone.save(tmp_path / "flat")
+    ranks = await begin(2, adapter=ADAPTER)
+    await ranks.load(tmp_path / "flat")
+    assert await version(ranks, tmp_path, "ours") == await version(alone, tmp_path, "theirs")
+    assert await train(ranks, 3) == pytest.approx(await train(alone, 3), rel=CLOSE)
+    await ranks.save(tmp_path / "saved")
+    saved, norms = await version(ranks, tmp_path), await train(ranks, 4)
+    await alone.load(tmp_path / "saved")
+    one = await begin(1, adapter=ADAPTER)
+    await one.load(tmp_path / "saved")
+    for other in (alone, one):
+        assert await version(other, tmp_path) == saved
+        assert await train(other, 4) == pytest.approx(norms, rel=CLOSE)
+    thin, none, elsewhere = "an adapter of rank 1", "the job trains a whole model", "whose files are others"
+    strange = make_tiny_checkpoint(tmp_path / "strange", seed=1)
+    for path, adapter, said in ((model_path, THIN, thin), (model_path, None, none), (strange, ADAPTER, elsewhere)):
+        other = await begin(1, path=path, adapter=adapter)
+        for checkpoint in ("flat", "saved"):
+            with pytest.raises(CheckpointCorrupt, match=said):
+                await other.load(tmp_path / checkpoint)
+
+
+async def test_beside_an_adapter_the_reference_is_the_model_itself(begin: Begin, model_path: Path) -> None:
+    alone = await whole(model_path)
+    [batch] = cut(samples(7), budget_tokens=1000, keep_zero=False)
+    first = await alone.score(batch, temperature=1.0, reference=False)
+    ranks = await begin(2, adapter=ADAPTER, needs_reference=True, learning_rate=0.02)
+    await train(ranks, 1, 2)
+    np.testing.assert_allclose(await ranks.score(batch, temperature=1.0, reference=True), first, atol=CLOSE)
+    assert not np.allclose(await ranks.score(batch, temperature=1.0, reference=False), first, atol=1e-3)
+
+
+async def test_a_model_beside_an_adapter_is_sharded_in_its_own_dtype_and_gets_no_gradient(
+    begin: Begin, model_path: Path
+) -> None:
+    rank = await begin(1, adapter=ADAPTER, dtype="bfloat16")
+    for batch in cut(samples(1), budget_tokens=60, keep_zero=False):
+        await rank.accumulate(batch, LOSS)
+    core = rank._core
+    assert core is not None
+    for name, own in core.model.named_parameters():
+        is_adapter = ".lora_" in name
+        assert isinstance(own, DTensor), name
+        assert own.dtype == (torch.float32 if is_adapter else torch.bfloat16), name
+        assert (own.grad is not None) == is_adapter, name
+
+
 def remove_a_file(directory: Path) -> None:
     (directory / "shard-00002-model-00001-of-00001.safetensors").unlink()
 
@@ -375,8 +436,6 @@ async def test_a_checkpoint_of_another_model_is_refused(begin: Begin, model_path
 
 
 async def test_what_it_does_not_train_is_refused_at_the_start(begin: Begin, model_path: Path) -> None:
-    with pytest.raises(ModelNotLoadable, match=r"model\.adapter"):
-        await begin(1, adapter=AdapterSpec(rank=2, alpha=4.0))
     with pytest.raises(ModelNotLoadable, match="critic"):
         await begin(1, critic=CriticSpec(model_path=model_path))
 
