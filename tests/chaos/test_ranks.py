@@ -117,6 +117,26 @@ def test_an_adapter_that_two_ranks_train_is_the_same_if_one_of_them_is_killed(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
+def test_policy_and_critic_that_two_ranks_train_are_the_same_if_each_rank_is_killed(
+    headrace_run: Callable[..., HeadraceRun], small_model: Path
+) -> None:
+    """One is killed in the critic's warm-up, and one after it; there is a reference, and two passes a step."""
+    job = job_of(small_model) | {
+        "algorithm": {"name": "ppo", "group_size": 1, "prompts_per_step": 24, "kl_coefficient": 0.05, "epochs": 2},
+        "critic": {"lr": 1e-3, "warmup_steps": 4},
+        "checkpoint": {"every": 2},
+    }
+    alone = headrace_run(job, name="alone")
+    harmed = headrace_run(job, name="harmed", faults=[hit("kill", "trainer", 3), hit("kill", "trainer.rank1", 6)])
+    assert_alike(harmed, alone, 2)
+    for column in ("value_loss", "explained_variance", "kl_per_token"):
+        assert [row[column] for row in harmed.rows()] == [row[column] for row in alone.rows()]
+    assert len([name for name in files(alone.finish()) if name.startswith("trainer/critic/shard-")]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
 def test_a_run_goes_on_with_another_number_of_ranks(
     headrace_run: Callable[..., HeadraceRun], small_model: Path
 ) -> None:

@@ -14,7 +14,7 @@ from actors.trainer.backends.fsdp import parts
 from actors.trainer.backends.fsdp.orders import Restore
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.generation_defaults import as_it_was
-from actors.trainer.backends.torch.torch_backend import STATE_FILE, TENSOR_FILE, TorchBackend
+from actors.trainer.backends.torch.torch_backend import CRITIC_FILE, STATE_FILE, TENSOR_FILE, TorchBackend
 from actors.trainer.backends.torch.trained_adapter import check_described
 from actors.trainer.errors import CheckpointCorrupt
 from actors.weights.manifest import hash_chunks
@@ -51,14 +51,16 @@ def empty_file(path: Path, size: int) -> Path:
 def clear(directory: Path) -> None:
     """Make the directory of a checkpoint; another number of ranks may have written there before."""
     directory.mkdir(parents=True, exist_ok=True)
-    for file in directory.glob("shard-*.safetensors"):
+    for file in directory.rglob("shard-*.safetensors"):
         file.unlink()
 
 
 def write_state(directory: Path, core: FsdpCore) -> None:
     """Say in words what the ranks have written."""
-    state = {"format": 1, "kind": KIND, "steps": core.steps, "optimizer_steps": core.adam.steps}
+    state = {"format": 1, "kind": KIND, "steps": core.steps, "optimizer_steps": core.policy.adam.steps}
     state |= {"ranks": core.world.size, "replicas": core.world.replicas}
+    if core.critic is not None:
+        state |= {"critic_steps": core.critic.adam.steps}
     if core.adapter is not None:
         state |= core.adapter.described()
     (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
@@ -75,9 +77,11 @@ def read_state(directory: Path, core: FsdpCore) -> Restore:
         kind, steps = str(state["kind"]), int(state["steps"])
         check_described(state, core.adapter, directory)
         if kind == TorchBackend.kind:
-            return Restore(str(directory), kind, steps, parts.flat_steps(directory / TENSOR_FILE))
+            files = [TENSOR_FILE] if core.critic is None else [TENSOR_FILE, CRITIC_FILE]
+            return Restore(str(directory), kind, steps, *(parts.flat_steps(directory / file) for file in files))
         if kind == KIND:
-            return Restore(str(directory), kind, steps, int(state["optimizer_steps"]))
+            critic_steps = 0 if core.critic is None else int(state.get("critic_steps", 0))
+            return Restore(str(directory), kind, steps, int(state["optimizer_steps"]), critic_steps)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointCorrupt(f"{directory / STATE_FILE}: {error}; resume from another checkpoint") from error
     raise CheckpointCorrupt(
@@ -88,17 +92,17 @@ def read_state(directory: Path, core: FsdpCore) -> Restore:
 
 def export(core: FsdpCore, rows: Path, directory: Path, model_path: Path) -> None:
     """Write the weights, which the ranks have written to the file ``rows``, as a directory of Hugging Face or PEFT."""
-    data = torch.from_file(str(rows), shared=False, size=core.rows.total_bytes, dtype=torch.uint8)
+    data = torch.from_file(str(rows), shared=False, size=core.policy.rows.total_bytes, dtype=torch.uint8)
     weights = {
         entry.name: data[entry.offset_bytes : entry.offset_bytes + entry.length_bytes]
         .view(getattr(torch, entry.dtype))
         .view(entry.shape)
-        for entry in core.rows.entries
+        for entry in core.policy.rows.entries
     }
     if core.adapter is not None:
         core.adapter.export(directory, weights)
         return
-    model: Any = core.model
+    model: Any = core.policy.model
     with as_it_was(model):
         model.save_pretrained(directory, state_dict=weights, safe_serialization=True)
     model.config.dtype = getattr(torch, core.dtype)  # it was that of the master weights

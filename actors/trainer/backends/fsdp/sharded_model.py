@@ -62,11 +62,6 @@ class Rows:
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.entries, self.total_bytes = layout([(name, dtype, tuple(own.shape)) for name, own in self.parameters])
 
-    @property
-    def numbers(self) -> int:
-        """Count of weights, those of all ranks."""
-        return sum(own.numel() for _, own in self.parameters)
-
     def fingerprint(self) -> str:
         """That of the flat parameters which hold the same."""
         return fingerprint(self.entries, self._kind)
