@@ -91,6 +91,10 @@ class BackendSpec:
             total_steps=self.total_steps,
         )
 
+    def trains_critic_alone(self, step: int) -> bool:
+        """Whether the step number ``step``, from 0, leaves the policy as it is."""
+        return self.critic is not None and step < self.critic.warmup_steps
+
 
 class TrainBackend(Protocol):
     kind: str

@@ -1,6 +1,4 @@
-"""What the schema cannot see of a trainer of several ranks: numbers that do not divide, what it does not train, where
-it cannot be.
-"""
+"""What the schema cannot see of a trainer of several ranks: numbers that do not divide, where it cannot be."""
 
 from __future__ import annotations
 
@@ -31,14 +29,6 @@ def check_sharding(job: JobConfig) -> list[Found]:
         )
         divisors = ", ".join(str(n) for n in range(1, trainer.ranks + 1) if trainer.ranks % n == 0)
         found.append(("trainer.replicas", wrong, f"Set it to one of {divisors}"))
-    if job.algorithm.has_critic:
-        wrong = f"fsdp, which trains no critic, and algorithm.name: {job.algorithm.name} has one"
-        found.append(("trainer.backend", wrong, "Set it to torch, or algorithm.name to one without a critic"))
-    if job.model.adapter is not None:
-        wrong = "fsdp, which trains whole models, and model.adapter is set"
-        found.append(
-            ("trainer.backend", wrong, "Set it to torch, whose optimizer is as small as the adapter; or unset it")
-        )
     if trainer.service is not None:
         wrong = f"{trainer.service!r}, but a training service shares one process, and trainer.backend is fsdp"
         found.append(("trainer.service", wrong, "Leave it out, or set trainer.backend to torch"))

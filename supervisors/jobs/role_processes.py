@@ -177,7 +177,8 @@ class RoleProcesses:
     ) -> Running | None:
         """``name`` as it runs already, with all of its group. Whoever of that asks first looks for all, once."""
         if leader not in self._found:
-            looking = self._look_for(context, leader, names, self._replicas(leader, role), lent=place.startswith("node:"))
+            replicas, lent = self._replicas(leader, role), place.startswith("node:")
+            looking = self._look_for(context, leader, names, replicas, lent=lent)
             self._found[leader] = asyncio.create_task(looking, name=f"look for what runs of {leader}")
         looking = self._found[leader]
         try:

@@ -31,19 +31,21 @@ def hit(kind: str, name: str, step: int, at_s: float = 0.02) -> dict[str, Any]:
 def parts(summary: dict[str, Any]) -> dict[str, Any]:
     """What the last checkpoint's files hold. Of safetensors the head has its words in any order: they are read."""
     held: dict[str, Any] = dict(files(summary))
-    for path in (Path(summary["checkpoint"]) / "trainer").glob("shard-*.safetensors"):
+    checkpoint = Path(summary["checkpoint"])
+    for path in (checkpoint / "trainer").rglob("shard-*.safetensors"):
         data = path.read_bytes()
         end = 8 + int.from_bytes(data[:8], "little")
-        held[f"trainer/{path.name}"] = json.loads(data[8:end]), xxhash.xxh3_128_hexdigest(data[end:])
+        held[str(path.relative_to(checkpoint))] = json.loads(data[8:end]), xxhash.xxh3_128_hexdigest(data[end:])
     return held
 
 
-def assert_alike(harmed: HeadraceRun, alone: HeadraceRun, faults: int) -> None:
+def assert_alike(harmed: HeadraceRun, alone: HeadraceRun, faults: int, *, stored: str = "model.safetensors") -> None:
+    """``stored``: one of the files that a checkpoint holds."""
     summary, held = harmed.finish(), parts(alone.finish())
     assert summary["faults"]["injected"] == faults
     assert summary["prompts_lost"] == summary["samples_trained_twice"] == 0
     assert samples(harmed) == samples(alone)
-    assert "model.safetensors" in held and parts(summary) == held
+    assert stored in held and parts(summary) == held
     assert [row["loss"] for row in harmed.rows()] == [row["loss"] for row in alone.rows()]
 
 
@@ -91,6 +93,45 @@ def test_the_heads_next_life_adopts_both_ranks(headrace_run: Callable[..., Headr
     assert_alike(harmed, alone, 1)
     assert set(RANKS) <= {event["child"] for event in harmed.events("child_adopted")}
     assert len([event for event in harmed.events("child_started") if event["child"] in RANKS]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_an_adapter_that_two_ranks_train_is_the_same_if_one_of_them_is_killed(
+    headrace_run: Callable[..., HeadraceRun], small_model: Path
+) -> None:
+    """With the model itself as the reference, which is sharded beside the adapter."""
+    job = job_of(small_model, lr=1e-2) | {
+        "model": {"source": "hf", "path": str(small_model), "adapter": {"rank": 4, "alpha": 8.0}},
+        "algorithm": SMALL_JOB["algorithm"] | {"kl_coefficient": 0.05},
+    }
+    alone = headrace_run(job, name="alone")
+    harmed = headrace_run(job, name="harmed", faults=[hit("kill", "trainer.rank1", 2), hit("kill", "trainer", 5)])
+    assert_alike(harmed, alone, 2, stored="adapter_model.safetensors")
+    assert max(row["kl"] for row in alone.rows()) > 0
+    assert max(row["engine_mismatch"] for row in harmed.rows()) < 1e-3
+    assert alone.rows()[-1]["pull_bytes"] < (small_model / "model.safetensors").stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_policy_and_critic_that_two_ranks_train_are_the_same_if_each_rank_is_killed(
+    headrace_run: Callable[..., HeadraceRun], small_model: Path
+) -> None:
+    """One is killed in the critic's warm-up, and one after it; there is a reference, and two passes a step."""
+    job = job_of(small_model) | {
+        "algorithm": {"name": "ppo", "group_size": 1, "prompts_per_step": 24, "kl_coefficient": 0.05, "epochs": 2},
+        "critic": {"lr": 1e-3, "warmup_steps": 4},
+        "checkpoint": {"every": 2},
+    }
+    alone = headrace_run(job, name="alone")
+    harmed = headrace_run(job, name="harmed", faults=[hit("kill", "trainer", 3), hit("kill", "trainer.rank1", 6)])
+    assert_alike(harmed, alone, 2)
+    for column in ("value_loss", "explained_variance", "kl_per_token"):
+        assert [row[column] for row in harmed.rows()] == [row[column] for row in alone.rows()]
+    assert len([name for name in files(alone.finish()) if name.startswith("trainer/critic/shard-")]) == 2
 
 
 @pytest.mark.slow

@@ -25,13 +25,6 @@ def job(**sections: dict[str, Any]) -> JobConfig:
         ({"backend": "torch", "replicas": 2}, {}, "trainer.replicas", "2, which is for"),
         ({"backend": "simulated", "offload": True}, {}, "trainer.offload", "true, which is for"),
         ({"ranks": 4, "replicas": 3}, {}, "trainer.replicas", "3 copies of the weights do not share out 4 ranks"),
-        ({}, {"algorithm": {"name": "ppo"}}, "trainer.backend", "no critic, and algorithm.name: ppo has one"),
-        (
-            {},
-            {"model": {"adapter": AdapterConfig(rank=4)}},
-            "trainer.backend",
-            "whole models, and model.adapter is set",
-        ),
         ({"service": "shared"}, {}, "trainer.service", "'shared', but a training service shares one process"),
     ],
 )
@@ -47,6 +40,11 @@ def test_ranks_that_replicas_share_out_are_fine_and_heads_need_not_divide() -> N
     for ranks, replicas in ((1, 1), (2, 1), (4, 2), (6, 3), (3, 1)):
         assert check_sharding(job(trainer={"backend": "fsdp", "ranks": ranks, "replicas": replicas})) == []
     assert check_sharding(job()) == []
+
+
+def test_ranks_train_an_adapter_and_a_critic() -> None:
+    trained = {"model": {"adapter": AdapterConfig(rank=4)}, "algorithm": {"name": "ppo"}}
+    assert check_sharding(job(trainer={"backend": "fsdp", "ranks": 2}, **trained)) == []
 
 
 def test_a_pass_of_all_ranks_holds_as_many_tokens_as_each_of_them_takes() -> None:

@@ -24,12 +24,33 @@ def write_segment(
     Hashes are those of ``data``, so a torn write is noticed. ``writer``: of the versions before this one.
     ``adapter_of``: see ``Manifest``.
     """
-    hashes = (writer or SegmentWriter()).write(path, data, chunk_bytes)
+    return described(
+        (writer or SegmentWriter()).write(path, data, chunk_bytes),
+        job=job,
+        policy_version=policy_version,
+        total_bytes=len(data),
+        chunk_bytes=chunk_bytes,
+        tensors=tensors,
+        adapter_of=adapter_of,
+    )
+
+
+def described(
+    hashes: tuple[bytes, ...],
+    *,
+    job: str,
+    policy_version: int,
+    total_bytes: int,
+    chunk_bytes: int,
+    tensors: tuple[TensorEntry, ...],
+    adapter_of: str = "",
+) -> Manifest:
+    """What is said of the segment whose chunks have these hashes."""
     return Manifest(
         job=job,
         policy_version=policy_version,
         parent=policy_version - 1,
-        total_bytes=len(data),
+        total_bytes=total_bytes,
         chunk_bytes=chunk_bytes,
         chunk_hashes=hashes,
         tensors=tensors,

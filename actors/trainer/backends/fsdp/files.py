@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from actors.protocol.weights import Manifest, TensorEntry
+from actors.protocol.weights import TensorEntry
 from actors.trainer.backends.fsdp import parts
 from actors.trainer.backends.fsdp.orders import Restore
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.generation_defaults import as_it_was
-from actors.trainer.backends.torch.torch_backend import STATE_FILE, TENSOR_FILE, TorchBackend
+from actors.trainer.backends.torch.torch_backend import CRITIC_FILE, STATE_FILE, TENSOR_FILE, TorchBackend
+from actors.trainer.backends.torch.trained_adapter import check_described
 from actors.trainer.errors import CheckpointCorrupt
 from actors.weights.manifest import hash_chunks
 from actors.weights.memory import SegmentWriter
@@ -25,17 +26,10 @@ if TYPE_CHECKING:
 KIND: Final = "fsdp"
 
 
-def described_segment(
-    memory: mmap.mmap,
-    path: Path,
-    *,
-    job: str,
-    policy_version: int,
-    chunk_bytes: int,
-    tensors: tuple[TensorEntry, ...],
-    writer: SegmentWriter,
-) -> Manifest:
-    """Describe the segment that lies in ``memory``, written by all ranks, and give it its name ``path``."""
+def finish_segment(
+    memory: mmap.mmap, path: Path, chunk_bytes: int, tensors: tuple[TensorEntry, ...], writer: SegmentWriter
+) -> tuple[bytes, ...]:
+    """Give the segment that lies in ``memory``, written by all ranks, its name ``path``; the hashes of its chunks."""
     end = 0
     for entry in tensors:  # memory that was used before may hold anything between tensors
         memory[end : entry.offset_bytes] = bytes(entry.offset_bytes - end)
@@ -44,15 +38,7 @@ def described_segment(
     with memoryview(memory) as data:
         hashes = hash_chunks(data, chunk_bytes)
     writer.finish(path)
-    return Manifest(
-        job=job,
-        policy_version=policy_version,
-        parent=policy_version - 1,
-        total_bytes=len(memory),
-        chunk_bytes=chunk_bytes,
-        chunk_hashes=hashes,
-        tensors=tensors,
-    )
+    return hashes
 
 
 def empty_file(path: Path, size: int) -> Path:
@@ -65,30 +51,37 @@ def empty_file(path: Path, size: int) -> Path:
 def clear(directory: Path) -> None:
     """Make the directory of a checkpoint; another number of ranks may have written there before."""
     directory.mkdir(parents=True, exist_ok=True)
-    for file in directory.glob("shard-*.safetensors"):
+    for file in directory.rglob("shard-*.safetensors"):
         file.unlink()
 
 
 def write_state(directory: Path, core: FsdpCore) -> None:
     """Say in words what the ranks have written."""
-    state = {"format": 1, "kind": KIND, "steps": core.steps, "optimizer_steps": core.adam.steps}
+    state = {"format": 1, "kind": KIND, "steps": core.steps, "optimizer_steps": core.policy.adam.steps}
     state |= {"ranks": core.world.size, "replicas": core.world.replicas}
+    if core.critic is not None:
+        state |= {"critic_steps": core.critic.adam.steps}
+    if core.adapter is not None:
+        state |= core.adapter.described()
     (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
 
 
-def read_state(directory: Path) -> Restore:
+def read_state(directory: Path, core: FsdpCore) -> Restore:
     """What the ranks are to take over.
 
     Raises:
-        CheckpointCorrupt: nothing says so, or it is of a backend of another kind.
+        CheckpointCorrupt: nothing says so, or it is of a backend of another kind, or of another adapter.
     """
     try:
         state = json.loads((directory / STATE_FILE).read_text())
         kind, steps = str(state["kind"]), int(state["steps"])
+        check_described(state, core.adapter, directory)
         if kind == TorchBackend.kind:
-            return Restore(str(directory), kind, steps, parts.flat_steps(directory / TENSOR_FILE))
+            files = [TENSOR_FILE] if core.critic is None else [TENSOR_FILE, CRITIC_FILE]
+            return Restore(str(directory), kind, steps, *(parts.flat_steps(directory / file) for file in files))
         if kind == KIND:
-            return Restore(str(directory), kind, steps, int(state["optimizer_steps"]))
+            critic_steps = 0 if core.critic is None else int(state.get("critic_steps", 0))
+            return Restore(str(directory), kind, steps, int(state["optimizer_steps"]), critic_steps)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointCorrupt(f"{directory / STATE_FILE}: {error}; resume from another checkpoint") from error
     raise CheckpointCorrupt(
@@ -98,15 +91,18 @@ def read_state(directory: Path) -> Restore:
 
 
 def export(core: FsdpCore, rows: Path, directory: Path, model_path: Path) -> None:
-    """Write the whole weights, which the ranks have written to the file ``rows``, as a Hugging Face directory."""
-    data = torch.from_file(str(rows), shared=False, size=core.rows.total_bytes, dtype=torch.uint8)
+    """Write the weights, which the ranks have written to the file ``rows``, as a directory of Hugging Face or PEFT."""
+    data = torch.from_file(str(rows), shared=False, size=core.policy.rows.total_bytes, dtype=torch.uint8)
     weights = {
         entry.name: data[entry.offset_bytes : entry.offset_bytes + entry.length_bytes]
         .view(getattr(torch, entry.dtype))
         .view(entry.shape)
-        for entry in core.rows.entries
+        for entry in core.policy.rows.entries
     }
-    model: Any = core.model
+    if core.adapter is not None:
+        core.adapter.export(directory, weights)
+        return
+    model: Any = core.policy.model
     with as_it_was(model):
         model.save_pretrained(directory, state_dict=weights, safe_serialization=True)
     model.config.dtype = getattr(torch, core.dtype)  # it was that of the master weights

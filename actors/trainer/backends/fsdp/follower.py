@@ -11,7 +11,18 @@ import msgspec
 
 from actors.host.host_memory import keep_freed_memory
 from actors.host.thread_pool import let_waiting_threads_rest
-from actors.protocol.training import Accumulate, Accumulated, Finished, Save, Score, Scored, Step, Stepped
+from actors.protocol.training import (
+    Accumulate,
+    Accumulated,
+    Finished,
+    Save,
+    Score,
+    Scored,
+    Step,
+    Stepped,
+    Valued,
+    Values,
+)
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.fsdp.orders import (
     Answer,
@@ -62,6 +73,8 @@ class FsdpFollower:
         match order:
             case Score():
                 return Scored(core.score(order.batch, order.temperature, order.reference))
+            case Values():
+                return Valued(core.values(order.batch))
             case Accumulate():
                 return Accumulated(core.accumulate(order.batch, order.loss))
             case Step():
@@ -71,7 +84,7 @@ class FsdpFollower:
             case Save():
                 core.save(Path(order.directory))
             case Restore():
-                core.restore(Path(order.directory), order.kind, order.steps, order.optimizer_steps)
+                core.restore(order)
             case _:
                 assert_never(order)
         return Finished()

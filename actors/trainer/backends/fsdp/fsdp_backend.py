@@ -26,7 +26,19 @@ import msgspec
 import numpy as np
 import torch.distributed as dist
 
-from actors.protocol.training import Accumulate, Accumulated, Failed, Finished, Save, Score, Scored, Step, Stepped
+from actors.protocol.training import (
+    Accumulate,
+    Accumulated,
+    Failed,
+    Finished,
+    Save,
+    Score,
+    Scored,
+    Step,
+    Stepped,
+    Valued,
+    Values,
+)
 from actors.protocol.weights import Manifest
 from actors.ranks.errors import RankLost
 from actors.ranks.followers import Followers
@@ -48,7 +60,9 @@ from actors.trainer.backends.fsdp.orders import (
 )
 from actors.trainer.backends.fsdp.world import LOOPBACK, open_store
 from actors.trainer.backends.remote_errors import error_of
+from actors.trainer.backends.segment_file import described
 from actors.trainer.backends.torch.causal_lm import check_batch, response_positions
+from actors.trainer.backends.torch.critic import judgement
 from actors.trainer.backends.torch.replicas import rows_of, shares, summed
 from actors.trainer.errors import BackendClosed, ModelNotLoadable
 from actors.weights.memory import SegmentWriter, partial_path
@@ -93,9 +107,6 @@ class FsdpBackend:
         return 1 + (0 if self._followers is None else self._followers.count)
 
     async def start(self, spec: BackendSpec) -> None:
-        for key, value in (("algorithm's critic", spec.critic), ("model.adapter", spec.adapter)):
-            if value is not None:
-                raise ModelNotLoadable(f"trainer.backend: fsdp trains whole policies, and not with {key}; use torch")
         self._thread = ThreadPoolExecutor(1, "train")
         self._helper = ThreadPoolExecutor(1, "segments")
         self._model_path = spec.model_path
@@ -115,33 +126,49 @@ class FsdpBackend:
                 )
 
     def stored_bytes(self) -> StoredBytes:
-        rows = self._open.rows
-        return StoredBytes(segment=rows.total_bytes, checkpoint=3 * 4 * rows.numbers + 2 * rows.total_bytes)
+        core, segment = self._open, self._open.policy.rows.total_bytes
+        numbers = core.policy.numbers + (0 if core.critic is None else core.critic.numbers)
+        return StoredBytes(segment=segment, checkpoint=3 * 4 * numbers + 2 * segment)
 
     # ------------------------------------------------------------ computing
 
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
-        check_batch(batch, response_positions(batch))
-        core, cuts = self._open, shares(batch, self._size)
-        mine, *others = self._parts(batch, cuts)
-        own, answers = await self._together(
-            partial(core.score, mine, temperature, reference),
-            [Score(part, temperature, reference) for part in others],
+        core = self._open
+        return await self._of_each_token(
+            batch,
+            lambda part: core.score(part, temperature, reference),
+            lambda part: Score(part, temperature, reference),
             Scored,
-            self._limits.train_step_timeout_s,
         )
-        result = np.zeros(batch.input_ids.shape, dtype=np.float32)
-        for rows, scores in zip(cuts, [own, *(answer.logprobs for answer in answers)], strict=False):
-            result[rows, : scores.shape[1]] = scores
-        return result
 
     async def values(self, batch: MicroBatch) -> np.ndarray:
-        assert self._open
-        raise BackendClosed("no critic was loaded; start the backend with critic")
+        return await self._of_each_token(batch, self._open.values, Values, Valued)
+
+    async def _of_each_token(
+        self,
+        batch: MicroBatch,
+        work: Callable[[MicroBatch], np.ndarray],
+        order: Callable[[MicroBatch], Order],
+        kind: type[Scored | Valued],
+    ) -> np.ndarray:
+        """What all ranks say of the tokens of their parts, float32[B, T]."""
+        check_batch(batch, response_positions(batch))
+        cuts = shares(batch, self._size)
+        mine, *others = self._parts(batch, cuts)
+        own, answers = await self._together(
+            partial(work, mine), [order(part) for part in others], kind, self._limits.train_step_timeout_s
+        )
+        found = [own, *(answer.logprobs if isinstance(answer, Scored) else answer.values for answer in answers)]
+        result = np.zeros(batch.input_ids.shape, dtype=np.float32)
+        for rows, numbers in zip(cuts, found, strict=False):
+            result[rows, : numbers.shape[1]] = numbers
+        return result
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         check_batch(batch, batch.loss_weight != 0)
         core, (mine, *others) = self._open, self._parts(batch, shares(batch, self._size))
+        if core.critic is not None:
+            judgement(batch)
         if self._next_segment is not None and self._helper is not None:  # others have pulled the last one by now
             self._helper.submit(self._segments.prepare, *self._next_segment)
             self._next_segment = None
@@ -169,22 +196,21 @@ class FsdpBackend:
     # ------------------------------------------------------------ files
 
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
-        rows, unfinished = self._open.rows, partial_path(path)
+        core, unfinished = self._open, partial_path(path)
+        rows = core.policy.rows
         memory, _ = await self._run(self._segments.begin, path, rows.total_bytes)
         await self._write_rows(unfinished, self._limits.publish_timeout_s)
-        describe = partial(
-            files.described_segment,
-            memory,
-            path,
+        hashes = await self._run(files.finish_segment, memory, path, chunk_bytes, rows.entries, self._segments)
+        self._next_segment = path, rows.total_bytes
+        return described(
+            hashes,
             job=job,
             policy_version=policy_version,
+            total_bytes=rows.total_bytes,
             chunk_bytes=chunk_bytes,
             tensors=rows.entries,
-            writer=self._segments,
+            adapter_of="" if core.adapter is None else core.adapter.base,
         )
-        manifest = await self._run(describe)
-        self._next_segment = path, rows.total_bytes
-        return manifest
 
     async def _write_rows(self, path: Path, limit_s: float) -> None:
         await self._together(partial(self._open.write_rows, path), WriteRows(str(path)), Finished, limit_s)
@@ -197,14 +223,13 @@ class FsdpBackend:
 
     async def load(self, directory: Path) -> None:
         core, limit_s = self._open, self._limits.checkpoint_timeout_s
-        order = await self._run(files.read_state, directory.absolute())
-        own = partial(core.restore, directory, order.kind, order.steps, order.optimizer_steps)
-        await self._together(own, order, Finished, limit_s)
+        order = await self._run(files.read_state, directory.absolute(), core)
+        await self._together(partial(core.restore, order), order, Finished, limit_s)
 
     async def export_checkpoint(self, directory: Path) -> None:
         core = self._open
         directory.mkdir(parents=True, exist_ok=True)
-        path = await self._run(files.empty_file, directory.absolute() / ".rows", core.rows.total_bytes)
+        path = await self._run(files.empty_file, directory.absolute() / ".rows", core.policy.rows.total_bytes)
         try:
             await self._write_rows(path, self._limits.checkpoint_timeout_s)
             await self._run(files.export, core, path, directory, self._model_path)

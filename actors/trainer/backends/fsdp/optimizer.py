@@ -32,7 +32,7 @@ class ShardedAdam:
         groups = [group for group in groups if group["params"]]
         self._adam = torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.adam_betas, fused=True)
 
-    def norm(self, weight: float) -> float:
+    def gathered_norm(self, weight: float) -> float:
         """Norm of the gradient, the same on all ranks. A parameter that no pass has reached has a gradient of 0."""
         squares = 0.0
         for _, own in self._named:

@@ -1,7 +1,7 @@
 """What a leader has its followers do, as bytes: the calls of a backend, each with this rank's part.
 
-    Begin ─▶ Begun        Score ─▶ Scored        Accumulate ─▶ Accumulated        Step ─▶ Stepped
-    WriteRows, Save, Restore ─▶ Finished         any of them ─▶ Failed
+    Begin ─▶ Begun        Score ─▶ Scored        Values ─▶ Valued        Accumulate ─▶ Accumulated
+    Step ─▶ Stepped       WriteRows, Save, Restore ─▶ Finished           any of them ─▶ Failed
 
 bytes    = number of frames, length of each, the frames (``transport/codec.py``: structure first, arrays after it)
 """
@@ -27,6 +27,8 @@ from actors.protocol.training import (
     Scored,
     Step,
     Stepped,
+    Valued,
+    Values,
 )
 from transport.codec import decode_body, encode_body
 from transport.errors import MalformedBody
@@ -83,6 +85,8 @@ class Restore(msgspec.Struct, frozen=True, tag="restore"):
     steps: int
     """Steps of the backend, and those of its optimizer, which are fewer where steps were skipped."""
     optimizer_steps: int
+    critic_steps: int = 0
+    """Steps of the critic's optimizer, which are more where it has warmed up."""
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
@@ -90,8 +94,8 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """This rank's machine (``actors/weights/segments.py::host_id``)."""
 
 
-Order = Begin | Score | Accumulate | Step | WriteRows | Save | Restore
-Answer = Begun | Scored | Accumulated | Stepped | Finished | Failed
+Order = Begin | Score | Values | Accumulate | Step | WriteRows | Save | Restore
+Answer = Begun | Scored | Valued | Accumulated | Stepped | Finished | Failed
 
 
 def nothing() -> MicroBatch:

@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 
-from actors.protocol.weights import TensorEntry
-from actors.trainer.backends.fsdp.sharded_model import first_row, local
+from actors.trainer.backends.fsdp.sharded_model import Rows, first_row, local
 from actors.trainer.backends.torch.adam import MOMENTS
 from actors.trainer.errors import CheckpointCorrupt
 
@@ -95,7 +94,7 @@ def _check(directory: Path, found: Mapping[str, Any], state: Mapping[str, Tensor
             )
 
 
-def load_flat(path: Path, state: dict[str, Tensor], entries: tuple[TensorEntry, ...], model_path: Path) -> None:
+def load_flat(path: Path, state: dict[str, Tensor], rows: Rows, model_path: Path) -> None:
     """Read this rank's rows from the file of a torch backend.
 
     Raises:
@@ -103,18 +102,19 @@ def load_flat(path: Path, state: dict[str, Tensor], entries: tuple[TensorEntry, 
     """
     try:
         with safe_open(path, framework="pt") as file:
-            _check_layout(path, (file.metadata() or {}).get("layout"), entries, model_path)
-            first_vector = next((e.offset_bytes for e in entries if len(e.shape) < 2), None)
-            for entry in entries:
+            if (file.metadata() or {}).get("layout") != rows.fingerprint():
+                raise CheckpointCorrupt(f"{path}: holds another model or dtype than {model_path}, or an adapter")
+            first_vector = next((e.offset_bytes for e in rows.entries if len(e.shape) < 2), None)
+            for entry in rows.entries:
                 is_vector = first_vector is not None and len(entry.shape) < 2 and first_vector > 0
                 before = first_vector if is_vector else 0
                 for kind in ("master", *MOMENTS):
                     own = state[f"{kind}.{entry.name}"]
                     group, less = (f"{kind}.{int(is_vector)}", before or 0) if kind != "master" else (kind, 0)
-                    rows = local(own)
+                    mine = local(own)
                     itemsize = entry.length_bytes // max(1, math.prod(entry.shape))
                     start = (entry.offset_bytes - less) // itemsize + first_row(own) * math.prod(entry.shape[1:])
-                    rows.copy_(file.get_slice(group)[start : start + rows.numel()].view(rows.shape))
+                    mine.copy_(file.get_slice(group)[start : start + mine.numel()].view(mine.shape))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointCorrupt(f"{path}: {error}; resume from another checkpoint") from error
 
@@ -130,9 +130,3 @@ def flat_steps(path: Path) -> int:
             return int(file.get_tensor("step.0"))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointCorrupt(f"{path}: {error}; resume from another checkpoint") from error
-
-
-def _check_layout(path: Path, found: str | None, entries: tuple[TensorEntry, ...], model_path: Path) -> None:
-    wanted = "\n".join(f"{e.name} {e.dtype} {list(e.shape)} {e.offset_bytes}" for e in entries)
-    if found != wanted:
-        raise CheckpointCorrupt(f"{path}: holds another model or dtype than {model_path}, or an adapter")

@@ -1,7 +1,9 @@
-"""A causal LM of which each rank holds some rows of every parameter, by torch's FSDP2.
+"""A model of which each rank holds some rows of every parameter, by torch's FSDP2.
 
-    loaded on the CPU ─ fully_shard a layer, then the rest ─▶ rows in float32, the master weights
+    loaded on the CPU ─ fully_shard a layer, then the rest ─▶ rows; what is trained in float32, the master weights
     forward, backward   rows gathered in the model's dtype, a layer at a time ─▶ gradients summed into rows, in float32
+
+What is frozen, such as the model beside an adapter, is sharded too, and gets no gradient.
 
 Gradients are sums over the ranks, never means: what a rank computes is its share of one micro-batch. What is gathered
 is let go after every forward pass, also that of the root: kept, it would be older than the next step's weights.
@@ -22,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.fsdp.world import World
-from actors.trainer.backends.torch.flat import bytes_of, trained_parameters
+from actors.trainer.backends.torch.flat import bytes_of, fingerprint, trained_parameters
 from actors.trainer.backends.torch.recompute import outermost_layers
 from actors.weights.manifest import layout
 
@@ -31,7 +33,7 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 
 
 def shard(model: nn.Module, world: World, spec: BackendSpec, *, offload: bool) -> None:
-    """Leave this rank its rows of ``model``, whose parameters are in the spec's dtype, as float32 on its device."""
+    """Leave this rank its rows of ``model``, whose parameters are in the spec's dtype, on its device."""
     how: dict[str, Any] = {
         "mesh": world.mesh,
         "reshard_after_forward": True,
@@ -44,22 +46,25 @@ def shard(model: nn.Module, world: World, spec: BackendSpec, *, offload: bool) -
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo has no sums but these
-    model.float()
+    model._apply(lambda own: own.float() if own.requires_grad else own)  # noqa: SLF001  float() takes all of a model
 
 
 class Rows:
-    """Knows where this rank's rows lie in the segment, whose bytes are those that a whole model would have given."""
+    """Knows where this rank's rows lie in the segment, whose bytes are those that a whole model would have given.
 
-    def __init__(self, model: nn.Module, dtype: str) -> None:
+    ``prefix`` and ``kind``: see ``FlatParameters``.
+    """
+
+    def __init__(self, model: nn.Module, dtype: str, *, prefix: str = "", kind: str = "") -> None:
         """``model`` may be sharded by now."""
-        self.parameters = trained_parameters(model)
+        self.parameters = [(prefix + name, own) for name, own in trained_parameters(model)]
+        self._kind = kind
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.entries, self.total_bytes = layout([(name, dtype, tuple(own.shape)) for name, own in self.parameters])
 
-    @property
-    def numbers(self) -> int:
-        """Count of weights, those of all ranks."""
-        return sum(own.numel() for _, own in self.parameters)
+    def fingerprint(self) -> str:
+        """That of the flat parameters which hold the same."""
+        return fingerprint(self.entries, self._kind)
 
     def write(self, path: Path) -> None:
         """Write them into the file, which is there and has its size."""

@@ -81,11 +81,21 @@ def load_adapted(spec: BackendSpec, adapter: AdapterSpec, switch: Switch, base: 
             frozen = _SHARED[key] = _Frozen(model)
         frozen.give_to(model)
     model.frozen = frozen  # type: ignore[assignment]  as long as the model
+    add_adapter(model, adapter, switch, seed=spec.seed)
+    return model
+
+
+def add_adapter(model: nn.Module, adapter: AdapterSpec, switch: Switch, *, seed: int) -> None:
+    """Put an adapter that changes nothing yet beside the layers of ``model``, drawn from ``seed``, in their dtype.
+
+    Raises:
+        ModelNotLoadable: the model has no such layers.
+    """
     try:
         layers = adapted_layers(model, adapter)
     except NoSuchTarget as error:
         raise ModelNotLoadable(str(error)) from error
-    draw = torch.Generator().manual_seed(spec.seed)
+    draw = torch.Generator().manual_seed(seed)
     for layer in layers.values():
         inner, outer, weight = layer.in_features, layer.out_features, layer.weight
         spread = 1 / math.sqrt(inner)  # that of a linear layer in torch, and of PEFT
@@ -93,7 +103,6 @@ def load_adapted(spec: BackendSpec, adapter: AdapterSpec, switch: Switch, base: 
         setattr(layer, A, _Matrix(drawn.to(weight)))
         setattr(layer, B, _Matrix(weight.new_zeros(outer, adapter.rank)))
         layer.forward = _adapted(layer, layer.forward, adapter.scale, switch)
-    return model
 
 
 def _adapted(

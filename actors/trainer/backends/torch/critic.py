@@ -11,9 +11,9 @@ replicas are the policy's (``causal_lm``, ``replicas``).
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from actors.host.model_errors import brief, passes
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, MicroBatch, MicroBatchStats
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, prepared, response_positions
 from actors.trainer.backends.torch.flat import GradientSums
+from actors.trainer.backends.torch.replicas import NO_STATS
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
 from actors.trainer.losses import value_losses
 from configs.checks.critic_checks import is_classifier, why_no_critic
@@ -46,6 +47,12 @@ class ValueHead(nn.Module):
         return nn.functional.linear(hidden.float(), self.weight.float()) if self.open else hidden
 
 
+class Values(NamedTuple):
+    """Is what a causal LM returns, as far as ``ResponseLogits`` looks. Sharding finds tensors in tuples, no others."""
+
+    logits: Tensor
+
+
 class ValueModel(nn.Module):
     """Looks like a causal LM to ``ResponseLogits``, whose vocabulary is one value."""
 
@@ -55,8 +62,8 @@ class ValueModel(nn.Module):
         self.head = ValueHead(head)
         self.config: Any = backbone.config
 
-    def forward(self, **inputs: Any) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.head(self.backbone(**inputs).last_hidden_state))
+    def forward(self, **inputs: Any) -> Values:
+        return Values(logits=self.head(self.backbone(**inputs).last_hidden_state))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()  # type: ignore[operator]
@@ -115,12 +122,23 @@ def _scorer(path: Path, spec: BackendSpec) -> ValueModel:
     return ValueModel(model.base_model, head.weight.detach().clone())
 
 
-class CriticReplica:
-    """Holds one thread's critic."""
+def judgement(batch: MicroBatch) -> tuple[np.ndarray, np.ndarray]:
+    """What the critic expected before the step, and what it is to expect.
 
-    def __init__(self, model: nn.Module, device: str, sums: GradientSums) -> None:
+    Raises:
+        BadMicroBatch: the batch does not say it.
+    """
+    if batch.old_values is None or batch.returns is None:
+        raise BadMicroBatch("old_values, returns: missing, expected float32[B, T] of a job with a critic")
+    return batch.old_values, batch.returns
+
+
+class CriticReplica:
+    """Holds one thread's critic. Without ``sums`` gradients add up where the backward pass leaves them."""
+
+    def __init__(self, model: nn.Module, device: str, sums: GradientSums | None = None) -> None:
         self._device = device
-        self._logits = ResponseLogits(model, device)
+        self.logits = ResponseLogits(model, device)
         model.head.open = True  # type: ignore[union-attr]
         self._sums = sums
 
@@ -134,24 +152,23 @@ class CriticReplica:
 
     def accumulate(self, batch: MicroBatch, loss: LossSpec, *, learn: bool = True) -> MicroBatchStats:
         """Sums of the value loss alone."""
-        if batch.old_values is None or batch.returns is None:
-            raise BadMicroBatch("old_values, returns: missing, expected float32[B, T] of a job with a critic")
+        old_values, wanted = judgement(batch)
         where = batch.loss_weight != 0
         values = self._values(batch, where)
-        weight, old, returns = (self._at(c, where) for c in (batch.loss_weight, batch.old_values, batch.returns))
+        weight, old, returns = (self._at(c, where) for c in (batch.loss_weight, old_values, wanted))
         losses, clipped = value_losses(values, old, returns, loss.value_clip)
         total = torch.dot(losses, weight)
         if learn:
             total.backward()  # type: ignore[no-untyped-call]
-            self._sums.collect()
-        nothing = dict.fromkeys(("weight", "loss_sum", "clipped_sum", "kl_sum", "entropy_sum", "mismatch_sum"), 0.0)
-        return MicroBatchStats(
-            tokens=0, **nothing, value_loss_sum=float(total.detach()), value_clipped_sum=float(clipped.sum())
+            if self._sums is not None:
+                self._sums.collect()
+        return dataclasses.replace(
+            NO_STATS, value_loss_sum=float(total.detach()), value_clipped_sum=float(clipped.sum())
         )
 
     def _values(self, batch: MicroBatch, where: np.ndarray) -> Tensor:
         """float32[N] of the tokens at ``where``. Chosen by ``index_select``, whose gradient adds up in one order."""
-        predicted = self._logits(batch, where)
+        predicted = self.logits(batch, where)
         return predicted.logits[:, 0].index_select(0, predicted.rows)
 
     def _at(self, column: np.ndarray, where: np.ndarray) -> Tensor:

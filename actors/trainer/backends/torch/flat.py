@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from actors.protocol.weights import TensorEntry
 from actors.trainer.backends.torch.flat_memory import FlatMemory, PlainMemory
 from actors.trainer.backends.torch.pinned import Staging
 from actors.weights.manifest import layout
@@ -35,6 +36,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 def bytes_of(tensor: Tensor) -> memoryview:
     """uint8[nbytes]: the bytes of a flat tensor on the CPU, not a copy."""
     return tensor.detach().view(torch.uint8).numpy().data
+
+
+def fingerprint(entries: tuple[TensorEntry, ...], kind: str) -> str:
+    """Says which tensors lie where. ``kind``: see ``FlatParameters``."""
+    lines = [f"{e.name} {e.dtype} {list(e.shape)} {e.offset_bytes}" for e in entries]
+    return "\n".join([*([kind] if kind else []), *lines])
 
 
 class GradientSums:
@@ -138,5 +145,4 @@ class FlatParameters:
 
     def fingerprint(self) -> str:
         """Says which tensors lie where; two buffers may be exchanged only if theirs are equal."""
-        lines = [f"{e.name} {e.dtype} {list(e.shape)} {e.offset_bytes}" for e in self.entries]
-        return "\n".join([*([self._kind] if self._kind else []), *lines])
+        return fingerprint(self.entries, self._kind)

@@ -35,6 +35,11 @@ from actors.trainer.own_functions import own_loss
 
 R = TypeVar("R")
 
+NO_STATS: Final = MicroBatchStats(
+    tokens=0, weight=0.0, loss_sum=0.0, clipped_sum=0.0, kl_sum=0.0, entropy_sum=0.0, mismatch_sum=0.0
+)
+"""Those of no tokens at all."""
+
 UNEVEN_MAX: Final = 1.25
 """Siblings stay together unless the largest share would so be this many times an even one."""
 
@@ -93,6 +98,8 @@ class Replica:
 
 class Member(Protocol):
     """One thread's model, be it the policy's or a critic's."""
+
+    logits: ResponseLogits
 
     def score(self, batch: MicroBatch, temperature: float) -> np.ndarray: ...
 

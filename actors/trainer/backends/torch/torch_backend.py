@@ -36,7 +36,7 @@ from actors.trainer.backends.torch.frozen import frozen_reference
 from actors.trainer.backends.torch.generation_defaults import as_it_was
 from actors.trainer.backends.torch.replicas import Replicas, summed
 from actors.trainer.backends.torch.trained_adapter import TrainedAdapter, check_described
-from actors.trainer.backends.torch.trained_model import TrainedModel, is_finite
+from actors.trainer.backends.torch.trained_model import TrainedModel, step
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt, StateParked
 from actors.trainer.parking import SUMS, TRAINED, StatePart, StoredPart
 from actors.weights.memory import SegmentWriter
@@ -48,6 +48,8 @@ TENSOR_FILE = "weights.safetensors"
 CRITIC_FILE = "critic.safetensors"
 SHARDED_KIND = "fsdp"
 """Kind of backend whose checkpoints are read as well."""
+CRITIC_PARTS = "critic"
+"""Directory of such a checkpoint with the files of a critic, as those of the policy lie beside it."""
 _GIVE_BACK_EVERY_STEPS = 50
 """Freed memory stays for the next step (``host_memory``); that of a step larger than most need not stay for ever."""
 
@@ -195,8 +197,8 @@ class _Core:
         torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
         torch.manual_seed(spec.seed)
         self._spec = spec
-        self._adapter = None if spec.adapter is None else TrainedAdapter(spec, spec.adapter)
-        self._policy = TrainedModel(Replicas(spec) if self._adapter is None else self._adapter.replicas, spec)
+        self._adapter = None if spec.adapter is None else TrainedAdapter(spec.model_path, spec.adapter)
+        self._policy = TrainedModel(Replicas(spec) if self._adapter is None else self._adapter.replicas(spec), spec)
         self._critic: TrainedModel | None = None
         if spec.critic is not None:
             load = partial(load_critic, spec, spec.critic)
@@ -210,11 +212,6 @@ class _Core:
     def _models(self) -> dict[str, TrainedModel]:
         """What is trained, by the beginnings of its blocks' names."""
         return {"": self._policy} | ({} if self._critic is None else {"critic.": self._critic})
-
-    @property
-    def _critic_alone(self) -> bool:
-        """Whether the next step leaves the policy as it is."""
-        return self._spec.critic is not None and self.steps < self._spec.critic.warmup_steps
 
     def _warm_up(self) -> None:
         """One small forward and backward: thread pools and kernels are set up before the first step is timed."""
@@ -250,7 +247,7 @@ class _Core:
 
     def _policy_without_adapter(self, batch: MicroBatch, temperature: float) -> np.ndarray:
         assert self._adapter is not None, "a whole model has a reference of its own"
-        with self._adapter.switched_off():
+        with self._adapter.switch.off():
             return self._policy.replicas.score(batch, temperature)
 
     def values(self, batch: MicroBatch) -> np.ndarray:
@@ -260,28 +257,18 @@ class _Core:
 
     def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         self.bundle.changed(SUMS)
-        stats = self._policy.replicas.accumulate(batch, loss, learn=not self._critic_alone)
+        learn = not self._spec.trains_critic_alone(self.steps)
+        stats = self._policy.replicas.accumulate(batch, loss, learn=learn)
         return stats if self._critic is None else summed([stats, self._critic.replicas.accumulate(batch, loss)])
 
     # ------------------------------------------------------------ step
 
     def step(self, weight: float) -> StepResult:
-        spec, policy, critic = self._spec, self._policy, self._critic
-        norm = policy.gathered_norm(weight)
-        critic_norm = None if critic is None else critic.gathered_norm(weight)
-        rate = 0.0 if self._critic_alone else spec.learning_rate_of(self.steps)
-        skipped = not is_finite(norm, 0.0 if critic_norm is None else critic_norm)
-        if not skipped:
-            if not self._critic_alone:
-                policy.take(rate, norm, weight)
-            if critic is not None and critic_norm is not None and spec.critic is not None:
-                critic.take(spec.learning_rate_of(self.steps, spec.critic.learning_rate), critic_norm, weight)
-        for model in self._models.values():
-            model.leave()
+        result = step(self._policy, self._critic, self._spec, self.steps, weight)
         self.steps += 1
         self.bundle.changed(TRAINED)
         self.bundle.changed(SUMS, sums_are_zero=True)
-        return StepResult(grad_norm=norm, learning_rate=rate, skipped=skipped, critic_grad_norm=critic_norm)
+        return result
 
     def close(self) -> None:
         for model in self._models.values():
@@ -353,7 +340,11 @@ class _Core:
         else:
             self._policy.load(directory / TENSOR_FILE, self._spec.model_path)
         if self._critic is not None and self._spec.critic is not None:
-            self._critic.load(directory / CRITIC_FILE, self._spec.critic.model_path)
+            path = self._spec.critic.model_path
+            if state.get("kind") == SHARDED_KIND:
+                self._critic.load_parts(directory / CRITIC_PARTS, path, int(state.get("critic_steps", 0)))
+            else:
+                self._critic.load(directory / CRITIC_FILE, path)
         self.steps = int(state["steps"])
         self.bundle.changed(TRAINED)
         self.bundle.changed(SUMS, sums_are_zero=True)
@@ -361,7 +352,7 @@ class _Core:
     def export_checkpoint(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if self._adapter is not None:
-            self._adapter.export(directory)
+            self._adapter.export(directory, self._policy.parameters.by_name())
             return
         model = self._policy.replicas.model
         with as_it_was(model):

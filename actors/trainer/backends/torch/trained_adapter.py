@@ -1,12 +1,16 @@
-"""The adapter of a backend: which model it belongs to, the model switched back to that, and the files of an adapter."""
+"""The adapter of a backend: which model it belongs to, the model switched back to that, and the files of an adapter.
+
+The torch backend has replicas of the model, the sharded one a part of it on each rank; the adapter is the same.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from actors.host.adapter import CONFIG_FILE, NAME_PREFIX, TENSOR_FILE, AdapterSpec, base_identity, layer_of, peft_config
 from actors.trainer.backend import BackendSpec
@@ -17,32 +21,34 @@ from actors.trainer.errors import CheckpointCorrupt
 
 
 class TrainedAdapter:
-    """Holds the replicas of a model with an adapter. ``base``: identity of the model."""
+    """Knows an adapter and its model. ``base``: identity of the model. ``switch``: that of all who compute with it."""
 
-    def __init__(self, spec: BackendSpec, adapter: AdapterSpec) -> None:
-        self._path = spec.model_path
-        self._spec = adapter
-        self._switch = Switch()
-        self.base = base_identity(spec.model_path)
-        load = partial(load_adapted, spec, adapter, self._switch, self.base)
-        kind = f"adapter of {self.base}, scale {adapter.scale:g}"
-        self.replicas = Replicas(spec, load, prefix=NAME_PREFIX, kind=kind)
+    def __init__(self, path: Path, spec: AdapterSpec) -> None:
+        self._path = path
+        self.spec = spec
+        self.switch = Switch()
+        self.base = base_identity(path)
 
-    def switched_off(self) -> AbstractContextManager[None]:
-        """Within the block the replicas compute what the model says without the adapter."""
-        return self._switch.off()
+    @property
+    def kind(self) -> str:
+        """What the names and shapes of its tensors do not say."""
+        return f"adapter of {self.base}, scale {self.spec.scale:g}"
+
+    def replicas(self, spec: BackendSpec) -> Replicas:
+        """Replicas of the model with the adapter."""
+        load = partial(load_adapted, spec, self.spec, self.switch, self.base)
+        return Replicas(spec, load, prefix=NAME_PREFIX, kind=self.kind)
 
     def described(self) -> dict[str, str]:
         """What a checkpoint says of it, for ``check``."""
-        return {"adapter": self._spec.in_words, "base": self.base, "base_path": str(self._path.resolve())}
+        return {"adapter": self.spec.in_words, "base": self.base, "base_path": str(self._path.resolve())}
 
-    def export(self, directory: Path) -> None:
-        """Write it as PEFT does, with the tokenizer of its model."""
-        tensors = self.replicas.parameters.by_name()
+    def export(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write ``tensors``, its weights by the names that they are published by, as PEFT does; the tokenizer too."""
         layers = sorted({layer_of(name) for name in tensors})
         own = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
         save_file(own, directory / TENSOR_FILE, metadata={"base": self.base})  # of two keys the order would be any
-        (directory / CONFIG_FILE).write_text(peft_config(self._spec, base=self._path, layers=layers))
+        (directory / CONFIG_FILE).write_text(peft_config(self.spec, base=self._path, layers=layers))
         copy_tokenizer(self._path, directory)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from actors.trainer.backend import BackendSpec
+from actors.trainer.backend import BackendSpec, StepResult
 from actors.trainer.backends.torch.adam import MOMENTS, Adam
 from actors.trainer.backends.torch.replicas import Replicas
 from actors.trainer.errors import CheckpointCorrupt
@@ -105,6 +106,28 @@ class TrainedModel:
         return tensors
 
 
-def is_finite(*norms: float) -> bool:
-    """Whether a step may be taken: of all models, or of none."""
-    return all(map(math.isfinite, norms))
+class Trained(Protocol):
+    """One model, whole or a rank's part of it."""
+
+    def gathered_norm(self, weight: float) -> float: ...
+
+    def take(self, rate: float, norm: float, weight: float) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+def step(policy: Trained, critic: Trained | None, spec: BackendSpec, number: int, weight: float) -> StepResult:
+    """Take the step ``number``, from 0, of all models, or of none: if a norm is not finite it is skipped."""
+    norm = policy.gathered_norm(weight)
+    critic_norm = None if critic is None else critic.gathered_norm(weight)
+    alone = spec.trains_critic_alone(number)
+    rate = 0.0 if alone else spec.learning_rate_of(number)
+    skipped = not all(map(math.isfinite, (norm, critic_norm or 0.0)))
+    if not skipped and not alone:
+        policy.take(rate, norm, weight)
+    if not skipped and critic is not None and critic_norm is not None and spec.critic is not None:
+        critic.take(spec.learning_rate_of(number, spec.critic.learning_rate), critic_norm, weight)
+    for model in (policy, critic):
+        if model is not None:
+            model.leave()
+    return StepResult(grad_norm=norm, learning_rate=rate, skipped=skipped, critic_grad_norm=critic_norm)

@@ -140,14 +140,14 @@ async def test_the_policy_becomes_a_critic_whose_backbone_learns_at_once_and_pac
     assert core is not None and core._critic is not None
     critic: Any = core._critic.replicas.members[0]
     policy: Any = core._policy.replicas.members[0]
-    assert critic._logits.may_pack == policy.logits.may_pack
+    assert critic.logits.may_pack == policy.logits.may_pack
     await backend.accumulate(batch, LOSS)
     backbone: Any = core._critic.replicas.model.backbone
     assert any(parameter.grad.any() for parameter in backbone.parameters()), "a head of zeros hides the loss from it"
     await backend.step(weight=10.0)
     found = []
     for may_pack in (True, False):
-        critic._logits.may_pack = may_pack and critic._logits.may_pack
+        critic.logits.may_pack = may_pack and critic.logits.may_pack
         found.append(await backend.values(batch))
     assert found[0].any()
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)

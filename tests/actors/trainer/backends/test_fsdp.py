@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from actors.host.adapter import AdapterSpec
 from actors.ranks.errors import RankLost
@@ -31,11 +33,15 @@ from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
 from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
 from configs.limits import Limits
+from tests.actors.trainer.backends.test_critic import reward_model
 from tests.actors.trainer.random_samples import random_sample
 from tests.rank_processes import RankProcesses
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 LOSS = LossSpec()
+ADAPTER = AdapterSpec(rank=4, alpha=8.0)
+THIN = AdapterSpec(rank=1, alpha=2.0, targets=("q_proj", "1.mlp.up_proj"))
+"""Of whose matrices A one of two ranks has no row."""
 CLOSE = 1e-5
 WEIGHTS_CLOSE = 2e-5
 """Adam makes steps of sums that are nothing but rounding, such as those of the biases of keys."""
@@ -86,19 +92,29 @@ async def whole(path: Path, **changes: Any) -> TorchBackend:
 
 
 def samples(seed: int = 0, count: int = 9) -> list[TrainSample]:
-    rng = np.random.default_rng(seed)
+    """As a job with a critic has them; without one nobody looks at what it has said."""
+    rng, judge = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
     prompts = [rng.integers(3, 99, int(rng.integers(1, 6))).astype(np.int32) for _ in range(count)]
-    return [random_sample(rng, n // 3, n % 3, prompts[n // 3], int(rng.integers(1, 8))) for n in range(count)]
+    plain = [random_sample(rng, n // 3, n % 3, prompts[n // 3], int(rng.integers(1, 8))) for n in range(count)]
+    values = [judge.normal(size=(2, sample.tokens.size)).astype(np.float32) for sample in plain]
+    return [dataclasses.replace(s, old_values=v[0], returns=v[1]) for s, v in zip(plain, values, strict=True)]
 
 
 async def train(backend: TrainBackend, *seeds: int, count: int = 9) -> list[float]:
-    """A step for each seed; the gradients' norms."""
+    """A step for each seed; the gradients' norms, with a critic's."""
     norms: list[float] = []
     for seed in seeds:
         for batch in cut(samples(seed, count), budget_tokens=60, keep_zero=False):
             await backend.accumulate(batch, LOSS)
-        norms.append((await backend.step(weight=10.0)).grad_norm)
+        result = await backend.step(weight=10.0)
+        norms += [result.grad_norm] if result.critic_grad_norm is None else [result.grad_norm, result.critic_grad_norm]
     return norms
+
+
+async def values(backend: TrainBackend) -> np.ndarray:
+    """What the critic says of some tokens."""
+    [batch] = cut(samples(8), budget_tokens=1000, keep_zero=False)
+    return await backend.values(batch)
 
 
 async def version(backend: TrainBackend, directory: Path, name: str = "v") -> bytes:
@@ -122,6 +138,8 @@ def floats(data: bytes) -> np.ndarray:
         ({}, {"gradient_checkpointing": True, "lr_schedule": "cosine", "total_steps": 5}),
         ({"architecture": "llama", "tied": False, "heads": 1, "kv_heads": 1}, {"replicas": 2}),
         ({"architecture": "gpt2", "hidden": 36}, {"max_grad_norm": 0.1}),
+        ({}, {"adapter": AdapterSpec(rank=3, alpha=6.0)}),
+        ({}, {"adapter": THIN, "gradient_checkpointing": True, "replicas": 2}),
     ],
 )
 async def test_two_ranks_train_what_one_process_trains(
@@ -149,14 +167,15 @@ async def test_a_rank_that_has_no_part_of_a_micro_batch_changes_nothing(
     )
 
 
+@pytest.mark.parametrize("adapter", [None, ADAPTER, THIN])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_what_ranks_publish_and_export_is_what_one_process_would_byte_for_byte(
-    begin: Begin, model_path: Path, tmp_path: Path, dtype: str
+    begin: Begin, model_path: Path, tmp_path: Path, dtype: str, adapter: AdapterSpec | None
 ) -> None:
-    alone = await whole(model_path, dtype=dtype)
+    alone = await whole(model_path, dtype=dtype, adapter=adapter)
     await train(alone, 1)
     await alone.save(tmp_path / "saved")
-    ranks = await begin(2, dtype=dtype)
+    ranks = await begin(2, dtype=dtype, adapter=adapter)
     await ranks.load(tmp_path / "saved")
     assert await version(ranks, tmp_path, "ours") == await version(alone, tmp_path, "theirs")
     manifests = [
@@ -196,10 +215,42 @@ async def test_a_rank_on_a_device_trains_what_the_torch_backend_trains_there_and
         await rank.close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "warmup", "is_reward_model"),
+    [
+        ({}, 0, False),
+        ({"gradient_checkpointing": True, "adapter": ADAPTER, "needs_reference": True}, 1, True),
+        ({"replicas": 2}, 1, False),
+    ],
+)
+async def test_two_ranks_train_the_critic_that_one_process_trains(
+    begin: Begin, model_path: Path, tmp_path: Path, changes: dict[str, Any], warmup: int, is_reward_model: bool
+) -> None:
+    """Also one whose only row of the head is another rank's, and with a rank that has no part of a micro-batch."""
+    path = reward_model(tmp_path / "reward") if is_reward_model else model_path
+    critic = CriticSpec(model_path=path, learning_rate=1e-3, warmup_steps=warmup)
+    ranks = await begin(2, critic=critic, **changes)
+    alone = await whole(model_path, critic=critic, **{k: v for k, v in changes.items() if k != "replicas"})
+    np.testing.assert_allclose(await values(ranks), await values(alone), atol=CLOSE)
+    [batch] = cut(samples(1), budget_tokens=1000, keep_zero=False)
+    ours, theirs = [await one.accumulate(batch, LOSS) for one in (ranks, alone)]
+    for field in dataclasses.fields(ours):
+        assert getattr(ours, field.name) == pytest.approx(getattr(theirs, field.name), rel=1e-4, abs=CLOSE), field.name
+    for count in (9, 1):
+        norms = await train(ranks, 2, 3, count=count)
+        assert len(norms) == 4 and min(norms[1::2]) > 0
+        np.testing.assert_allclose(norms, await train(alone, 2, 3, count=count), rtol=1e-4)
+    np.testing.assert_allclose(await values(ranks), await values(alone), atol=2e-4)
+    weights, expected = await version(ranks, tmp_path / "a"), await version(alone, tmp_path / "b")
+    np.testing.assert_allclose(floats(weights), floats(expected), atol=WEIGHTS_CLOSE)
+
+
 # ------------------------------------------------------------ the same again
 
 
-@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16", "gradient_checkpointing": True}, {"replicas": 2}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"dtype": "bfloat16", "gradient_checkpointing": True}, {"replicas": 2}, {"adapter": ADAPTER}]
+)
 async def test_as_many_ranks_give_the_same_bits_again(begin: Begin, tmp_path: Path, changes: dict[str, Any]) -> None:
     versions: list[bytes] = []
     for _ in range(2):
@@ -207,6 +258,15 @@ async def test_as_many_ranks_give_the_same_bits_again(begin: Begin, tmp_path: Pa
         await train(ranks, 1, 2)
         versions.append(await version(ranks, tmp_path))
     assert versions[0] == versions[1]
+
+
+async def test_as_many_ranks_give_a_critic_the_same_bits_again(begin: Begin, model_path: Path) -> None:
+    found: list[np.ndarray] = []
+    for _ in range(2):
+        ranks = await begin(2, critic=CriticSpec(model_path=model_path))
+        await train(ranks, 1, 2)
+        found.append(await values(ranks))
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 async def test_bfloat16_steps_that_are_too_small_for_a_weight_add_up_in_the_master(
@@ -301,6 +361,92 @@ async def test_the_torch_backend_goes_on_from_a_checkpoint_of_ranks(
         await alone.load(tmp_path / "saved")
 
 
+async def test_an_adapter_goes_on_with_one_process_two_ranks_and_one_and_is_no_others(
+    begin: Begin, model_path: Path, tmp_path: Path
+) -> None:
+    alone = await whole(model_path, adapter=ADAPTER)
+    await train(alone, 1, 2)
+    await alone.save(tmp_path / "flat")
+    ranks = await begin(2, adapter=ADAPTER)
+    await ranks.load(tmp_path / "flat")
+    assert await version(ranks, tmp_path, "ours") == await version(alone, tmp_path, "theirs")
+    assert await train(ranks, 3) == pytest.approx(await train(alone, 3), rel=CLOSE)
+    await ranks.save(tmp_path / "saved")
+    saved, norms = await version(ranks, tmp_path), await train(ranks, 4)
+    await alone.load(tmp_path / "saved")
+    one = await begin(1, adapter=ADAPTER)
+    await one.load(tmp_path / "saved")
+    for other in (alone, one):
+        assert await version(other, tmp_path) == saved
+        assert await train(other, 4) == pytest.approx(norms, rel=CLOSE)
+    thin, none, elsewhere = "an adapter of rank 1", "the job trains a whole model", "whose files are others"
+    strange = make_tiny_checkpoint(tmp_path / "strange", seed=1)
+    for path, adapter, said in ((model_path, THIN, thin), (model_path, None, none), (strange, ADAPTER, elsewhere)):
+        other = await begin(1, path=path, adapter=adapter)
+        for checkpoint in ("flat", "saved"):
+            with pytest.raises(CheckpointCorrupt, match=said):
+                await other.load(tmp_path / checkpoint)
+
+
+async def test_a_critic_goes_on_with_one_process_two_ranks_and_one(
+    begin: Begin, model_path: Path, tmp_path: Path
+) -> None:
+    """After a warm-up, so that its optimizer has taken more steps than the policy's."""
+    critic = CriticSpec(model_path=model_path, learning_rate=1e-3, warmup_steps=1)
+    alone = await whole(model_path, critic=critic)
+    await train(alone, 1, 2)
+    await alone.save(tmp_path / "flat")
+    ranks = await begin(2, critic=critic)
+    await train(ranks, 6)
+    await ranks.load(tmp_path / "flat")
+    np.testing.assert_allclose(await values(ranks), await values(alone), atol=CLOSE)
+    assert await train(ranks, 3) == pytest.approx(await train(alone, 3), rel=CLOSE)
+    await ranks.save(tmp_path / "saved")
+    saved = await values(ranks)
+    norms = await train(ranks, 4, 5)
+    again = await begin(2, critic=critic)
+    await again.load(tmp_path / "saved")
+    np.testing.assert_array_equal(await values(again), saved)
+    assert await train(again, 4, 5) == norms
+    await alone.load(tmp_path / "saved")
+    one = await begin(1, critic=critic)
+    await one.load(tmp_path / "saved")
+    for other in (alone, one):
+        np.testing.assert_allclose(await values(other), saved, atol=CLOSE)
+        assert await train(other, 4, 5) == pytest.approx(norms, rel=1e-4)
+    none = await begin(1)
+    await none.load(tmp_path / "saved")  # a job may go on without its critic, and not begin with one
+    await none.save(tmp_path / "saved")
+    for backend in (alone, await begin(2, critic=critic)):
+        with pytest.raises(CheckpointCorrupt, match="critic"):
+            await backend.load(tmp_path / "saved")
+
+
+async def test_beside_an_adapter_the_reference_is_the_model_itself(begin: Begin, model_path: Path) -> None:
+    alone = await whole(model_path)
+    [batch] = cut(samples(7), budget_tokens=1000, keep_zero=False)
+    first = await alone.score(batch, temperature=1.0, reference=False)
+    ranks = await begin(2, adapter=ADAPTER, needs_reference=True, learning_rate=0.02)
+    await train(ranks, 1, 2)
+    np.testing.assert_allclose(await ranks.score(batch, temperature=1.0, reference=True), first, atol=CLOSE)
+    assert not np.allclose(await ranks.score(batch, temperature=1.0, reference=False), first, atol=1e-3)
+
+
+async def test_a_model_beside_an_adapter_is_sharded_in_its_own_dtype_and_gets_no_gradient(
+    begin: Begin, model_path: Path
+) -> None:
+    rank = await begin(1, adapter=ADAPTER, dtype="bfloat16")
+    for batch in cut(samples(1), budget_tokens=60, keep_zero=False):
+        await rank.accumulate(batch, LOSS)
+    core = rank._core
+    assert core is not None
+    for name, own in core.policy.model.named_parameters():
+        is_adapter = ".lora_" in name
+        assert isinstance(own, DTensor), name
+        assert own.dtype == (torch.float32 if is_adapter else torch.bfloat16), name
+        assert (own.grad is not None) == is_adapter, name
+
+
 def remove_a_file(directory: Path) -> None:
     (directory / "shard-00002-model-00001-of-00001.safetensors").unlink()
 
@@ -375,11 +521,19 @@ async def test_a_checkpoint_of_another_model_is_refused(begin: Begin, model_path
 # ------------------------------------------------------------ what goes wrong
 
 
-async def test_what_it_does_not_train_is_refused_at_the_start(begin: Begin, model_path: Path) -> None:
-    with pytest.raises(ModelNotLoadable, match=r"model\.adapter"):
-        await begin(1, adapter=AdapterSpec(rank=2, alpha=4.0))
-    with pytest.raises(ModelNotLoadable, match="critic"):
-        await begin(1, critic=CriticSpec(model_path=model_path))
+async def test_no_critic_is_the_same_error_as_in_one_process(begin: Begin, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotLoadable, match=r"critic\.path: .*nowhere"):
+        await begin(2, critic=CriticSpec(model_path=tmp_path / "nowhere"))
+
+
+async def test_a_micro_batch_that_says_nothing_of_values_is_refused_before_any_rank_begins(
+    begin: Begin, model_path: Path
+) -> None:
+    ranks = await begin(2, critic=CriticSpec(model_path=model_path))
+    [batch] = cut(samples(1, count=1), budget_tokens=1000, keep_zero=False)
+    with pytest.raises(BadMicroBatch, match="old_values, returns: missing"):
+        await ranks.accumulate(dataclasses.replace(batch, returns=None), LOSS)
+    assert await train(ranks, 1)
 
 
 async def test_no_model_is_the_same_error_as_in_one_process_and_the_ranks_live_on(begin: Begin, tmp_path: Path) -> None:
