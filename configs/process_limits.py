@@ -106,6 +106,15 @@ class ProcessLimits(BaseModel):
         description="pause after a cluster's machine failed: it asks a scheduler that others use, too",
     )
     machine_retry_max_s: float = Field(default=300.0, description="that pause doubles up to this")
+    machine_join_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="a machine that its cluster runs joins the head within this, or is ended as failed; an environment "
+        "that unpacks an image takes minutes",
+    )
+    machine_log_lines: int = Field(
+        default=5, ge=1, description="last lines of the log of a cluster's machine that go with the news of its failure"
+    )
     cluster_look_s: float = Field(
         default=4.0, gt=0, description="how often a cluster is asked for its jobs; more seldom than it answers squeue"
     )

@@ -94,6 +94,8 @@ class HeadBeacon(Message):
     """Told every ``limits.beacon_interval_s``: its event loop turns."""
 
     life: int
+    nodes: tuple[str, ...] = ()
+    """Names of the other machines that it has."""
 
 
 @message("head.progress")

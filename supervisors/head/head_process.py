@@ -219,6 +219,7 @@ class Reporter:
 
     def __init__(self, head: Head, order: HeadOrder) -> None:
         self._keeper = head.system.ref(order.keeper)
+        self._nodes = head.nodes
         self._endpoint = head.endpoint
         self._limits = head.limits
         self._life = order.life
@@ -238,7 +239,8 @@ class Reporter:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._limits.beacon_interval_s)
-            self._keeper.tell(HeadBeacon(life=self._life))
+            nodes = tuple(sorted(node.name for node in self._nodes.present if not node.local))
+            self._keeper.tell(HeadBeacon(life=self._life, nodes=nodes))
 
     async def ended(self, summary: Mapping[str, Any]) -> None:
         """Say it again while the link is down: it comes back, or the machine process takes this one for hung.

@@ -81,6 +81,8 @@ class HeadKeeper(Actor):
         self.summary: dict[str, Any] | None = None
         """Summary that the head has sent at its end."""
         self.step = self.restarts = self.workers = 0
+        self.nodes: tuple[str, ...] = ()
+        """Machines that it has, as said last: none is missed while it is away."""
         self.functions = ""
         """Book of its job's functions, as said last."""
         self.begun = False
@@ -112,6 +114,9 @@ class HeadKeeper(Actor):
     async def head_beacon(self, news: HeadBeacon) -> None:
         if news.life == self.life:
             self.detector.saw_beacon(self.ctx.now())
+            if news.nodes != self.nodes:
+                self.nodes = news.nodes
+                self._on_progress({"joined_nodes": ",".join(news.nodes)})
 
     @handles(HeadProgress)
     async def head_progress(self, news: HeadProgress) -> None:

@@ -1,6 +1,6 @@
 """What kinds of providers share: the book of nodes, so that each end is told once and each name is used once.
 
-    starting kind ─▶ begun ─▶ [notice: asked, and a timer] ─▶ ended ─▶ on_end(node, how)
+    starting kind ─▶ begun ─▶ [runs] ─▶ [notice: asked, and a timer, or given up] ─▶ ended ─▶ on_end(node, how)
 
 A kind says how a machine is made, told to go, and taken away; the three ``_…`` methods below.
 """
@@ -9,30 +9,38 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
-from supervisors.providers.provider import How, OnEnd, OnNews
+from supervisors.providers.provider import How, OnEnd, OnNews, OnRuns
 from supervisors.tree.errors import ProviderError
 
 log = structlog.get_logger("headrace.provider")
+
+_SAID_CHARACTERS_MAX: Final = 600
+"""Room for the end of a log in a sentence."""
 
 
 @dataclass
 class _Booked:
     kind: str
+    runs: bool = False
     asked: How | None = None
+    given_up: str = ""
+    """Why it was given up; empty: it was not."""
     timer: asyncio.TimerHandle | None = None
 
 
 class BookedProvider(ABC):
-    """It is the base of the kinds. ``on_end`` and ``on_news`` may be replaced at any time."""
+    """It is the base of the kinds. ``on_end``, ``on_news`` and ``on_runs`` may be replaced at any time."""
 
     def __init__(self) -> None:
         self.on_end: OnEnd = lambda node, how: None
         self.on_news: OnNews = lambda node, words: None
+        self.on_runs: OnRuns = lambda node: None
         self._nodes: dict[str, _Booked] = {}
         self._used: set[str] = set()
         self._closed = False
@@ -67,6 +75,12 @@ class BookedProvider(ABC):
             booked.asked = "kill"
             self._take_away(node)
 
+    def give_up(self, node: str, why: str) -> None:
+        booked = self._nodes.get(node)
+        if booked is not None and booked.asked is None and not booked.given_up:
+            booked.given_up = why
+            self._drop(node)
+
     async def close(self) -> None:
         self._closed = True
         for node in list(self._nodes):
@@ -79,6 +93,13 @@ class BookedProvider(ABC):
         except TimeoutError:
             log.warning("machines do not end", nodes=sorted(self._nodes))
 
+    def _up(self, node: str) -> None:
+        """A kind has seen that ``node`` runs; it may say so again."""
+        booked = self._nodes[node]
+        if not booked.runs:
+            booked.runs = True
+            self.on_runs(node)
+
     def _ended(self, node: str, how: How = "failed", words: str = "") -> None:
         """A kind has seen the end of ``node``; called once for each that began.
 
@@ -90,6 +111,8 @@ class BookedProvider(ABC):
         if booked.timer is not None:
             booked.timer.cancel()
         self._changed.set()
+        if booked.given_up:
+            how, words = "failed", "; ".join(filter(None, [booked.given_up, words]))
         if booked.asked is None and words:
             self.on_news(node, words)
         self.on_end(node, booked.asked or how)
@@ -111,3 +134,13 @@ class BookedProvider(ABC):
     @abstractmethod
     def _take_away(self, node: str) -> None:
         """At once; harmless if it has gone."""
+
+    def _drop(self, node: str) -> None:
+        """It is given up; how it ended is said with the end of its log, where a kind can read that."""
+        self._take_away(node)
+
+
+def end_of_log(name: str, lines: Sequence[str]) -> str:
+    """What is said of the end of a log, after the words on why its machine has ended."""
+    said = " | ".join(line for line in map(str.strip, lines) if line)
+    return f"; {name} ends: {said[-_SAID_CHARACTERS_MAX:]}" if said else f"; {name} says nothing"

@@ -46,6 +46,8 @@ class JobProvider:
             self._running.set()
         if (workers := progress.get("remote_workers")) is not None:
             self._aim(workers, str(progress.get("remote_nodes", "")).split(","))
+        if (joined := progress.get("joined_nodes")) is not None and isinstance(self._aimed, Keeper):
+            self._aimed.joined(str(joined).split(","))
         if self._functions is not None and (book := progress.get("functions")) is not None:
             self._functions.follow(str(book))
         self._say(progress)

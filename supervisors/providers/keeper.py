@@ -1,15 +1,19 @@
 """Keeps machines of a provider: as many as the job wants, and a new one for each that has ended.
 
-    aim ─┬─ too few ──▶ the next name ─▶ provider.start ─▶ running ─┬─ taken ──▶ a new one at once
-         │                   ▲                                      └─ failed, or taken at once ─┐
-         │                   └───────────── after a pause, ever longer ──────────────────────────┘
+    aim ─┬─ too few ──▶ the next name ─▶ provider.start ─▶ runs ─▶ joins ─┬─ taken ──▶ a new one at once
+         │                   ▲                               │            └─ failed, or taken at once ─┐
+         │                   │                               └─ the head does not have it ─▶ given up ─┤
+         │                   └───────────── after a pause, ever longer ────────────────────────────────┘
          └─ too many ─▶ provider.notice, those without work first
 
 Invariants
 - No more machines are wanted than the aim says. One that was given notice counts no longer: its replacement can come
   at once.
 - A name is used once, in this life of the run and in all others (``ownership.py``).
-- One that was taken back at once counts as a failure: a cluster that always does so is not crowded.
+- One that was taken back at once, or before it had joined, counts as a failure: a cluster that always does so is not
+  crowded.
+- One that runs, and that the head has not had for ``limits.machine_join_s``, is given up. A head that is away has those
+  that it had when it was last heard.
 - After a failure nothing is started until the pause is over, also if the aim rises; failures within a pause count once.
 - Nothing is started after ``close``.
 """
@@ -18,13 +22,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from actors.core.context import named_rng
 from configs.limits import Limits
 from supervisors.providers.base import log
-from supervisors.providers.provider import How, Provider
+from supervisors.providers.provider import ClusterProvider, How
 from supervisors.tree.errors import ProviderError
 from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause
+
+
+@dataclass
+class _Machine:
+    runs: bool = False
+    joined_s: float | None = None
+    """Loop time at which it has joined; None: it has not."""
+    absent: asyncio.TimerHandle | None = None
+    """Timer for as long as it runs and the head does not have it."""
 
 
 class Keeper:
@@ -39,7 +53,7 @@ class Keeper:
 
     def __init__(
         self,
-        provider: Provider,
+        provider: ClusterProvider,
         next_name: Callable[[], str],
         kind: str,
         *,
@@ -55,16 +69,17 @@ class Keeper:
         self._backoff = Backoff(
             BackoffPolicy(limits.machine_retry_s, limits.machine_retry_max_s, quiet_s=limits.restart_window_s)
         )
-        self._short_s = limits.machine_retry_s
+        self._short_s, self._join_s = limits.machine_retry_s, limits.machine_join_s
         self._rng = named_rng(0, "machines")
         self._loop = asyncio.get_running_loop()
-        self._since_s: dict[str, float] = {}
+        self._machines: dict[str, _Machine] = {}
+        self._present: frozenset[str] = frozenset()
         self._leaving: set[str] = set()
         self._words: dict[str, str] = {}
         self._pause: asyncio.TimerHandle | None = None
         self._open = False
         self.started = self.taken = self.failed = self.returned = 0
-        provider.on_end, provider.on_news = self._ended, self._heard
+        provider.on_end, provider.on_news, provider.on_runs = self._ended, self._heard, self._runs
 
     def begin(self) -> None:
         """From now on machines are kept."""
@@ -81,6 +96,12 @@ class Keeper:
             self._tell(f"{node} is given back")
             self._provider.notice(node, self._return_window_s)
         self._fill()
+
+    def joined(self, nodes: Collection[str]) -> None:
+        """The head has these machines, and no others."""
+        self._present = frozenset(nodes)
+        for node in self._machines:
+            self._miss(node)
 
     async def close(self) -> None:
         """Start nothing any more, and give everything back. Idempotent."""
@@ -102,17 +123,41 @@ class Keeper:
                 self._rest(node, str(error), lived_s=0.0)
                 return
             self.started += 1
-            self._since_s[node] = self._loop.time()
+            self._machines[node] = _Machine()
 
     def _heard(self, node: str, words: str) -> None:
         if self._words.get(node) != words:
             self._words[node] = words
             self._tell(f"{node}: {words}")
 
+    def _runs(self, node: str) -> None:
+        self._machines[node].runs = True
+        self._miss(node)
+
+    def _miss(self, node: str) -> None:
+        """Look at the clock for as long as ``node`` runs for nothing."""
+        machine = self._machines[node]
+        if node in self._present:
+            machine.joined_s = self._loop.time() if machine.joined_s is None else machine.joined_s
+            if machine.absent is not None:
+                machine.absent.cancel()
+                machine.absent = None
+        elif machine.runs and machine.absent is None:
+            machine.absent = self._loop.call_later(self._join_s, self._give_up, node)
+
+    def _give_up(self, node: str) -> None:
+        why = f"has run for {self._join_s:g} s and not joined the head"
+        if self._machines[node].joined_s is not None:
+            why = f"runs, and the head has missed it for {self._join_s:g} s"
+        self._provider.give_up(node, f"it {why}")
+
     def _ended(self, node: str, how: How) -> None:
         self._leaving.discard(node)
+        machine = self._machines.pop(node)
+        if machine.absent is not None:
+            machine.absent.cancel()
         words = self._words.pop(node, "")
-        lived_s = self._loop.time() - self._since_s.pop(node, self._loop.time())
+        lived_s = self._loop.time() - machine.joined_s if machine.joined_s is not None else 0.0
         if not self._open:
             return
         self.taken += how == "taken"

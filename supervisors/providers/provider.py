@@ -15,6 +15,8 @@ Invariants
   could not be had or ended by itself. After that it is not among ``running``.
 - What a cluster says of a node is told to ``on_news`` in its own words: while a machine is waited for, and before an
   end that nobody here asked for.
+- That a cluster runs a node is told once to ``on_runs``. Whether the machine is of use, only the head knows: it has
+  joined, or it is given up.
 - Orders for a node that is gone already do nothing: a provider is told of ends no earlier than anybody else.
 - After ``close`` nothing runs any more, and nothing can be started.
 """
@@ -29,6 +31,9 @@ OnEnd = Callable[[str, How], None]
 """Callback that is told a node and how it ended."""
 OnNews = Callable[[str, str], None]
 """Callback that is told a node and a sentence of the cluster's about it."""
+
+OnRuns = Callable[[str], None]
+"""Callback that is told a node that its cluster runs from now on."""
 
 
 class Provider(Protocol):
@@ -68,10 +73,16 @@ class Provider(Protocol):
 class ClusterProvider(Provider, Protocol):
     """Its machines are other hosts, which a cluster's scheduler gives, and which outlive this process."""
 
+    on_runs: OnRuns
+
     async def open(self) -> None:
         """Before anything else: ask whether the cluster would give such machines, and end what a former life left.
 
         Raises:
             ProviderError: it would not, or another head has this run's machines; in the cluster's own words.
         """
+        ...
+
+    def give_up(self, node: str, why: str) -> None:
+        """End a machine that runs and is of no use: it has failed, for this reason, with the end of its log."""
         ...

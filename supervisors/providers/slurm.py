@@ -9,6 +9,7 @@ One task does all: it submits what is new, passes orders on, and looks with ``sq
 Invariants
 - A job is over when ``squeue`` says so, or knows it no more. A command that fails is no news: neither an end nor a
   start. Whether an ``sbatch`` that failed has left a job is seen at the next look, by the job's name.
+- A job that has failed is told with the end of its log, where the head's machine can read that.
 - A job that is completing gets no orders; if its node does not end it within ``cluster_end_s``, it is given up.
 - Jobs carry the run's mark in their comment. What has it and is none of ours is cancelled.
 - ``close`` ends all of them, also those that were submitted without our knowing.
@@ -21,10 +22,11 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from configs.limits import Limits
-from supervisors.providers.base import BookedProvider, log
+from supervisors.providers.base import BookedProvider, end_of_log, log
 from supervisors.providers.ownership import answers
 from supervisors.providers.provider import How
 from supervisors.providers.slurm_commands import COMPLETING, JobRow, Slurm, SlurmError, seconds
@@ -58,7 +60,7 @@ class SlurmProvider(BookedProvider):
     def __init__(self, jobs: MachineJob, limits: Limits, slurm: Slurm | None = None) -> None:
         super().__init__()
         self._jobs, self._limits = jobs, limits
-        self._slurm = slurm or Slurm(limits.cluster_answer_s)
+        self._slurm = slurm or Slurm(limits.cluster_answer_s, limits.machine_log_lines)
         self._close_window_s = limits.stop_timeout_s
         self._machines: dict[str, _Machine] = {}
         self._trouble = ""
@@ -201,6 +203,8 @@ class SlurmProvider(BookedProvider):
         if row.state == COMPLETING and machine.state != COMPLETING:
             machine.completing_s = now_s
         machine.state = row.state
+        if row.is_running:
+            self._up(node)
         if row.state == COMPLETING and now_s - machine.completing_s > self._limits.cluster_end_s:
             self._over(node, "taken", f"the job {row.id} is over, but its node {row.nodes} does not say so")
             return
@@ -217,6 +221,11 @@ class SlurmProvider(BookedProvider):
         except SlurmError:  # it is over all the same
             details = {}
         how, words = judged(row, details, self._jobs.leave_s + self._limits.cluster_early_s)
+        if how == "failed" and (file := details.get("StdOut")):
+            try:
+                words += end_of_log(f"its log {file}", await self._slurm.log_lines(Path(file)))
+            except (OSError, TimeoutError) as error:
+                words += f"; its log {file} cannot be read: {type(error).__name__}"
         self._over(node, how, words)
 
     def _over(self, node: str, how: How, words: str) -> None:
@@ -270,5 +279,4 @@ def judged(row: JobRow, details: Mapping[str, str], leave_s: float) -> tuple[How
         f"exit code {details['ExitCode']}" if "ExitCode" in details else "",
         f"on {row.nodes}" if row.nodes else "",
     ]
-    log_file = details.get("StdOut", "")
-    return "failed", f"{job} is over: {', '.join(filter(None, parts))}" + (f"; its log: {log_file}" if log_file else "")
+    return "failed", f"{job} is over: {', '.join(filter(None, parts))}"

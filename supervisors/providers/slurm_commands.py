@@ -17,8 +17,10 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from supervisors.machine.process_log import last_lines
 from supervisors.tree.errors import ProviderError
 
 _NOT_HANDED_ON: Final = re.compile(
@@ -66,8 +68,8 @@ class JobRow:
 class Slurm:
     """The commands are asked one at a time, by one caller."""
 
-    def __init__(self, answer_s: float) -> None:
-        self._answer_s = answer_s
+    def __init__(self, answer_s: float, log_lines: int) -> None:
+        self._answer_s, self._log_lines = answer_s, log_lines
 
     async def check(self, options: Sequence[str], script: str) -> None:
         """Whether the cluster would take such a job.
@@ -95,6 +97,11 @@ class Slurm:
         """All that the cluster knows of a job. Raises SlurmError."""
         said = await self._ask("scontrol", "show", "job", "-o", job)
         return dict(field.split("=", 1) for field in said.split() if "=" in field)
+
+    async def log_lines(self, file: Path) -> Sequence[str]:
+        """The end of a job's log; none where it lies on another machine. Raises OSError and TimeoutError."""
+        async with asyncio.timeout(self._answer_s):  # a file system that hangs keeps a thread, and nobody else
+            return await asyncio.to_thread(last_lines, file, self._log_lines)
 
     async def signal(self, job: str, name: str) -> None:
         """Send the signal to all steps of a running job. Raises SlurmError."""

@@ -114,7 +114,7 @@ def start(
             rollout=simulated_rollout(small_model, workers=1),
             cluster={"place_rollout": "elastic", "listen": f"tcp://0.0.0.0:{free_ports()}"},
             provider={"kind": "kubernetes", "nodes_max": nodes, "notice_s": 5.0, "kubernetes": kubernetes},
-            limits={"machine_retry_s": 1.0, "hand_over_s": 0.5, "cluster_claim_s": 3.0},
+            limits={"machine_retry_s": 1.0, "hand_over_s": 0.5, "cluster_claim_s": 3.0, "machine_join_s": 20.0},
         )
         return headrace_run(job, arguments=["--keys", str(head_keys)])
 
@@ -188,9 +188,10 @@ def test_the_heads_role_is_enough_and_nothing_more(server: ApiServer) -> None:
     rights = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
     with server.client("headrace-head") as head:
         assert head.get(PODS).status_code == 200
+        assert head.get(f"{PODS}/any/log").status_code == 404, "it may read logs; there is no such pod"
         for method, path in [
             ("GET", f"{core}/secrets"), ("GET", f"{core}/secrets/headrace-node-keys"), ("POST", f"{core}/secrets"),
-            ("GET", f"{core}/configmaps"), ("GET", f"{PODS}/any/log"), ("POST", f"{PODS}/any/exec"),
+            ("GET", f"{core}/configmaps"), ("POST", f"{PODS}/any/attach"), ("POST", f"{PODS}/any/exec"),
             ("POST", f"{PODS}/any/eviction"), ("PATCH", f"{PODS}/any"), ("PUT", f"{PODS}/any/status"),
             ("DELETE", PODS), ("GET", "/api/v1/pods"), ("GET", "/api/v1/namespaces/default/pods"),
             ("POST", "/api/v1/namespaces/default/pods"), ("GET", "/api/v1/nodes"), ("POST", f"{apps}/deployments"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +14,14 @@ import pytest
 import yaml
 from small_job import simulated_job, simulated_rollout
 
+from configs.limits import Limits
+from supervisors.providers.keeper import Keeper
+from supervisors.providers.slurm import SlurmProvider
+from supervisors.providers.slurm_script import MachineJob
 from supervisors.testing.run_under_test import HeadraceRun, RunRecord
 from tests.free_ports import free_ports
 from tests.slurm_cluster import GRACE_S, SlurmCluster, slurm_cluster
+from tests.smallest_job import smallest_job
 from transport.zmq.security import generate_keys, write_keys
 
 StartRun = Callable[..., HeadraceRun]
@@ -41,7 +48,7 @@ def job(small_model: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             rollout=simulated_rollout(small_model, workers=1),
             cluster=preset["cluster"] | {"listen": f"tcp://0.0.0.0:{free_ports()}"},
             provider=preset["provider"] | {"nodes_max": nodes, "notice_s": notice_s, "slurm": slurm},
-            limits={"cluster_look_s": 0.5, "machine_retry_s": 1.0, "hand_over_s": 0.5},
+            limits={"cluster_look_s": 0.5, "machine_retry_s": 1.0, "hand_over_s": 0.5, "machine_join_s": 20.0},
         )
 
     return made
@@ -134,6 +141,36 @@ def test_what_the_cluster_would_refuse_ends_the_run_before_it_begins_in_the_clus
     assert "provider.slurm" in lines[0]
     assert slurm.jobs() == {}
     assert not (run_dir / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_a_machine_whose_environment_hangs_is_ended_with_what_it_has_said_last(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """Its job runs, and has no step that could be signalled."""
+    limits = Limits(stop_timeout_s=2.0, cluster_look_s=0.4, machine_join_s=1.0, machine_retry_s=60.0)
+    environment = "echo 'pulling image' >&2\nsleep 600"
+    job = smallest_job(provider={"slurm": {"partition": "spot", "environment": environment}})
+    told, numbers = list[str](), itertools.count(1)
+
+    async def main() -> None:
+        provider = SlurmProvider(MachineJob(job, "tcp://head:1", "headrace-hangs", tmp_path, None, 5.0), limits)
+        await provider.open()
+        keeper = Keeper(
+            provider, lambda: f"hangs-{next(numbers)}", "spot", target=1, window_s=2.0, limits=limits, tell=told.append
+        )
+        keeper.begin()
+        async with asyncio.timeout(30):
+            while not any("failed" in said for said in told):
+                await asyncio.sleep(0.05)
+        assert not slurm.jobs()
+        await keeper.close()
+
+    asyncio.run(main())
+    assert told[-1].startswith("hangs-1 failed (it has run for 1 s and not joined the head; the job ")
+    assert f"its log {tmp_path}/hangs-1.log ends: pulling image" in told[-1]
+    assert "the next one is tried in" in told[-1]
 
 
 @pytest.mark.slow

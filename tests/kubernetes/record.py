@@ -76,6 +76,7 @@ def _ask(client: httpx2.Client, server: ApiServer, said: dict[str, Any]) -> None
     one = f"{PODS}/{OWNER.pod_name(1)}"
     bound = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": OWNER.pod_name(1)}, "target": target}
     note("bound", client.post(f"{one}/binding", json=bound))
+    note("no_log", client.get(f"{one}/log", params={"tailLines": 5}))
     merge = {"Content-Type": "application/merge-patch+json"}
     note("patched", client.patch(f"{one}/status", content='{"status": {"phase": "Running"}}', headers=merge))
     note("told_to_go", client.request("DELETE", one, json={"gracePeriodSeconds": 7}))

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 SAID: dict[str, Any] = json.loads(Path(__file__).with_name("recorded.json").read_text())
-_POD = re.compile(r"/api/v1/namespaces/[^/]+/pods(?:/(?P<name>[^/]+)(?:/(?P<part>binding|status))?)?")
+_POD = re.compile(r"/api/v1/namespaces/[^/]+/pods(?:/(?P<name>[^/]+)(?:/(?P<part>binding|status|log))?)?")
 _LEASE = re.compile(r"/apis/coordination\.k8s\.io/v1/namespaces/[^/]+/leases(?:/(?P<name>[^/]+))?")
 _RECORDED_POD = SAID["created"]["body"]["metadata"]["name"]
 _RECORDED_LEASE = SAID["lease"]["body"]["metadata"]["name"]
@@ -36,6 +36,8 @@ class RecordedApi(httpx2.AsyncBaseTransport):
         """True while nobody answers."""
         self.answers_lost = 0
         """Number of pods that are made and of which the answer is lost."""
+        self.logs: dict[str, str] = {}
+        """Pod → what it has said; of one that is not in it the log is not to be had."""
         self.requests: list[str] = []
         self._version = 1
         self._events: list[tuple[int, str, dict[str, Any]]] = []
@@ -75,6 +77,8 @@ class RecordedApi(httpx2.AsyncBaseTransport):
         pod = self.pods.get(name)
         if pod is None:
             return _answer("missing", {"headrace-none": name})
+        if part == "log":
+            return httpx2.Response(200, text=self.logs[name]) if name in self.logs else _answer("no_log")
         if part == "binding":
             pod["spec"]["nodeName"] = body["target"]["name"]
             self._tell("MODIFIED", pod)

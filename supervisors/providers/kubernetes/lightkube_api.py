@@ -82,6 +82,10 @@ class LightkubeApi:
             ):
                 yield str(what), pod.to_dict()
 
+    async def log(self, name: str, lines: int) -> list[str]:
+        async with _told(), asyncio.timeout(self._answer_s):
+            return [line async for line in self._client.log(name, tail_lines=lines, newlines=False)]
+
     async def get_lease(self, name: str) -> dict[str, Any]:
         async with _told(), asyncio.timeout(self._answer_s):
             return (await self._client.get(Lease, name)).to_dict()

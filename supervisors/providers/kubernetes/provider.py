@@ -29,7 +29,7 @@ from actors.core.patience import Patience
 from configs.kubernetes_schema import KubernetesConfig
 from configs.limits import Limits
 from configs.schema import JobConfig
-from supervisors.providers.base import BookedProvider, log
+from supervisors.providers.base import BookedProvider, end_of_log, log
 from supervisors.providers.kubernetes.api import CONFLICT, GONE, NOT_FOUND, ApiAway, ApiRefused, ClusterApi, Pod
 from supervisors.providers.kubernetes.claim import Claim
 from supervisors.providers.kubernetes.pods import DELETED, RUN, Order, Owner, manifest, read
@@ -186,7 +186,23 @@ class KubernetesProvider(BookedProvider):
             machine.grace_s = 0
             self._remove_soon(node)
 
+    def _drop(self, node: str) -> None:
+        machine = self._machines[node]
+        machine.work = asyncio.create_task(self._read_and_end(node, machine), name=f"log of {machine.pod}")
+
     # ------------------------------------------------------------ requests
+
+    async def _read_and_end(self, node: str, machine: _Machine) -> None:
+        """With its pod its log will be gone."""
+        name = f"the log of its pod {machine.pod}"
+        try:
+            words = end_of_log(name, await self._api.log(machine.pod, self._limits.machine_log_lines))
+        except ProviderError as error:
+            next_one = f"kubectl logs -f -n {self._api.namespace} -l {RUN}={self._owner.mark}"
+            words = f"; {name} cannot be read: {error}; look at the next one's: {next_one}"
+        if self._machines.get(node) is machine:
+            machine.work = None
+            self._give_up(node, words.removeprefix("; "))
 
     async def _make(self, node: str, machine: _Machine, pod: Pod) -> None:
         patience = self._patience(node)
@@ -325,8 +341,10 @@ class KubernetesProvider(BookedProvider):
             why = reading.words or machine.words or DELETED
             self._gone(node, why, taken=reading.taken or is_gone)
             return
-        if reading.runs and machine.late is not None:
-            machine.late.cancel()
+        if reading.runs:
+            self._up(node)
+            if machine.late is not None:
+                machine.late.cancel()
         if machine.grace_s is not None:
             return  # asked to go by us
         if reading.hopeless:

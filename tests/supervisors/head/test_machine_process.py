@@ -14,7 +14,7 @@ import pytest
 from actors.core.system import ActorSystem
 from configs.limits import Limits
 from supervisors.head import machine_process
-from supervisors.head.head_messages import HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
+from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
 from supervisors.head.machine_process import HeadKeeper, MachineProcess
 from supervisors.machine.node import NodeProcess
 from supervisors.tree.errors import HeadGaveUp
@@ -127,6 +127,11 @@ def test_an_earlier_life_of_the_head_is_not_heard() -> None:
         await ref.ask(HeadEnded(life=2, summary={"state": "finished"}), HeadHeard)
         assert (keeper.step, keeper.restarts, keeper.summary) == (4, 1, {"state": "finished"})
         assert len(told) == 2
+        for nodes in (("a", "b"), ("a", "b"), ("b",)):
+            ref.tell(HeadBeacon(life=2, nodes=nodes))
+        ref.tell(HeadBeacon(life=1, nodes=("c",)))
+        await ref.ask(HeadEnded(life=1, summary={}), HeadHeard)
+        assert told[2:] == [{"joined_nodes": "a,b"}, {"joined_nodes": "b"}], "changes are passed on"
         await system.stop()
 
     run_simulated(scenario())

@@ -19,11 +19,13 @@ from supervisors.providers.provider import How
 from supervisors.tree.errors import ProviderError
 from transport.sim.loop import SimulatedLoop
 
-LIMITS = Limits(stop_timeout_s=5.0, machine_retry_s=10.0, machine_retry_max_s=35.0, restart_window_s=60.0)
+LIMITS = Limits(
+    stop_timeout_s=5.0, machine_retry_s=10.0, machine_retry_max_s=35.0, restart_window_s=60.0, machine_join_s=100.0
+)
 
 
 class Cluster(BookedProvider):
-    """Machines are rows of a list. Those that are told to go need a second."""
+    """Machines are rows of a list, and run at once. Those that are told to go need a second."""
 
     _close_window_s = 5.0
 
@@ -31,6 +33,8 @@ class Cluster(BookedProvider):
         super().__init__()
         self.said: list[tuple[int, str, str]] = []
         self.refuses = ""
+
+    async def open(self) -> None: ...
 
     def _say(self, what: str, node: str) -> None:
         self.said.append((round(asyncio.get_running_loop().time()), what, node))
@@ -40,6 +44,7 @@ class Cluster(BookedProvider):
             self._say("refuse", node)
             raise ProviderError(self.refuses)
         self._say("start", node)
+        asyncio.get_running_loop().call_soon(self._up, node)
 
     def _tell_to_go(self, node: str) -> None:
         self._say("go", node)
@@ -47,16 +52,16 @@ class Cluster(BookedProvider):
 
     def _take_away(self, node: str) -> None:
         if node in self.running:
-            self._ended(node)
+            self._ended(node, words="its log ends: hello")
 
     def end(self, node: str, how: How, words: str = "") -> None:
         self._ended(node, how, words)
 
 
 class Kept:
-    """A keeper of a cluster, and what it told."""
+    """A keeper of a cluster, and what it told. ``join``: whether machines that run join the head."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, join: bool = True) -> None:
         self.cluster, self.told = Cluster(), list[str]()
         numbers = itertools.count(1)
         self.keeper = Keeper(
@@ -68,6 +73,14 @@ class Kept:
             limits=LIMITS,
             tell=self.told.append,
         )
+        runs = self.cluster.on_runs
+
+        def joins(node: str) -> None:
+            runs(node)
+            self.keeper.joined(self.running)
+
+        if join:
+            self.cluster.on_runs = joins
         self.keeper.begin()
 
     @property
@@ -154,6 +167,61 @@ def test_a_cluster_that_takes_each_machine_back_at_once_is_asked_ever_more_seldo
         assert len(kept.tries()) <= 6
         assert "low on resource" in kept.told[1]
         assert kept.keeper.taken == kept.keeper.failed == len(kept.tries())
+
+    run(main)
+
+
+def test_a_machine_that_runs_and_never_joins_is_ended_with_a_sentence_and_the_next_ones_come_ever_more_seldom() -> None:
+    async def main() -> None:
+        kept = Kept(1, join=False)
+        await asyncio.sleep(LIMITS.machine_join_s - 1)
+        assert kept.running == ["m1"]
+        await asyncio.sleep(2)
+        assert not kept.running
+        said = "m1 failed (it has run for 100 s and not joined the head; its log ends: hello); the next one is tried"
+        assert kept.told[-1].startswith(said)
+        await asyncio.sleep(1000)
+        gaps = [b - a - 100 for a, b in itertools.pairwise(kept.tries())]
+        for gap, nominal in zip(gaps, [10, 20, 35, 35, 35, 35], strict=False):
+            assert 0.75 * nominal <= gap <= 1.25 * nominal + 1, "so long a life for nothing is none"
+        assert kept.keeper.failed >= 6
+
+    run(main)
+
+
+def test_a_machine_that_the_head_has_is_kept_and_one_that_it_has_no_more_is_ended_after_a_while() -> None:
+    """A head that comes back has none at first, until they have found it."""
+
+    async def main() -> None:
+        kept = Kept(2)
+        await asyncio.sleep(150)
+        kept.keeper.joined(())
+        await asyncio.sleep(50)
+        kept.keeper.joined(["m1", "elsewhere"])
+        await asyncio.sleep(49)
+        assert kept.running == ["m1", "m2"]
+        await asyncio.sleep(2)
+        assert kept.running == ["m1"]
+        assert "m2 failed (it runs, and the head has missed it for 100 s" in kept.told[-1]
+        await asyncio.sleep(14)
+        assert kept.running == ["m1", "m3"], "it had lived long"
+
+    run(main)
+
+
+def test_one_that_waits_in_its_clusters_queue_is_waited_for_and_one_that_is_given_back_is_not_given_up() -> None:
+    async def main() -> None:
+        kept = Kept(0, join=False)
+        up = kept.cluster._up
+        kept.cluster._up = lambda node: None  # type: ignore[method-assign]
+        kept.keeper.aim(1)
+        await asyncio.sleep(1000)
+        assert kept.running == ["m1"]
+        up("m1")
+        await asyncio.sleep(99.5)
+        kept.keeper.aim(0)
+        await asyncio.sleep(10)
+        assert (kept.running, kept.told, kept.keeper.failed) == ([], ["m1 is given back"], 0)
 
     run(main)
 

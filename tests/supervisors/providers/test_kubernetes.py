@@ -152,6 +152,30 @@ def test_what_the_cluster_takes_back_is_told_as_taken_with_its_reason(tmp_path: 
     play(scene, tmp_path)
 
 
+def test_one_that_is_given_up_has_failed_with_the_end_of_its_log_or_where_to_look_for_the_next_ones(
+    tmp_path: Path,
+) -> None:
+    async def scene(machines: Machines) -> None:
+        ran = list[str]()
+        machines.provider.on_runs = ran.append
+        pod = await machines.start("a")
+        machines.api.logs[pod] = "one\npulling\n\n  retrying in 5 s\n"
+        machines.provider.give_up("a", "it does nothing")
+        await machines.until(lambda: machines.ends == [("a", "failed")] and not machines.api.pods)
+        said = f"it does nothing; the log of its pod {pod} ends: one | pulling | retrying in 5 s"
+        assert machines.news == [("a", said)]
+
+        other = await machines.start("b")
+        machines.provider.give_up("b", "it does nothing")
+        await machines.until(lambda: machines.ends[1:] == [("b", "failed")] and not machines.api.pods)
+        words = machines.news[-1][1]
+        assert words.startswith(f"it does nothing; the log of its pod {other} cannot be read: pods ")
+        assert words.endswith(f"look at the next one's: kubectl logs -f -n {NAMESPACE} -l headrace/run={MARK}")
+        assert ran == ["a", "b"]
+
+    play(scene, tmp_path)
+
+
 def test_a_pod_whose_node_is_lost_is_given_up_once_its_grace_period_is_over(tmp_path: Path) -> None:
     async def scene(machines: Machines) -> None:
         pod = await machines.start("a")

@@ -29,11 +29,13 @@ class Controller(Slurm):
     """It runs what is submitted. ``away``: no command is answered. ``forgets``: answers of sbatch are lost."""
 
     def __init__(self) -> None:
-        super().__init__(1.0)
+        super().__init__(1.0, 5)
         self.rows: dict[str, JobRow] = {}
         self.said: list[str] = []
         self.away = self.forgets = False
         self.refuses = ""
+        self.logs: dict[str, list[str]] = {}
+        """Job → what it has said; none: nobody knows of logs."""
         self.stuck = set[str]()
         """Jobs that take no order."""
         self.queue: tuple[str, str] = ("RUNNING", "None")
@@ -78,7 +80,10 @@ class Controller(Slurm):
         return [row for row in self.rows.values() if row.comment.startswith(comment_begins)]
 
     async def details(self, job: str) -> Mapping[str, str]:
-        return {}
+        return {"StdOut": f"/logs/{job}", "ExitCode": "0:9"} if self.logs else {}
+
+    async def log_lines(self, file: Path) -> Sequence[str]:
+        return self.logs.get(file.name, [])
 
     async def signal(self, job: str, name: str) -> None:
         self._heard(f"{name} {job}")
@@ -208,6 +213,31 @@ def test_one_that_sbatch_refuses_ends_as_failed_with_its_words() -> None:
     play(scene)
 
 
+def test_one_that_is_given_up_has_failed_with_the_reason_and_the_end_of_its_log() -> None:
+    """What a machine says that hangs before it joins; that its log is not here is said, too."""
+
+    async def scene(place: Place) -> None:
+        ran = list[str]()
+        place.provider.on_runs = ran.append
+        place.slurm.logs = {"1": ["  pulling", "", "retrying in 5 s"], "2": []}
+        for node in ("a", "b", "c"):
+            place.provider.start(node, "spot")
+        await asyncio.sleep(3)
+        assert ran == ["a", "b", "c"]
+        place.provider.give_up("a", "it does nothing")
+        place.provider.give_up("b", "it does nothing")
+        place.provider.notice("c", 60.0)
+        place.provider.give_up("c", "it goes")
+        await asyncio.sleep(3)
+        assert sorted(place.ends) == [("a", "failed"), ("b", "failed"), ("c", "notice")]
+        over = "it does nothing; the job {0} is over: CANCELLED, exit code 0:9, on n1; its log /logs/{0} "
+        assert place.news[-2:] == [
+            ("a", over.format(1) + "ends: pulling | retrying in 5 s"), ("b", over.format(2) + "says nothing"),
+        ]  # fmt: skip
+
+    play(scene)
+
+
 def test_a_job_id_that_is_given_again_after_a_crash_is_not_taken_for_the_old_one() -> None:
     async def scene(place: Place) -> None:
         place.provider.start("a", "spot")
@@ -325,8 +355,7 @@ def test_another_head_that_answers_keeps_its_machines(monkeypatch: pytest.Monkey
         ("COMPLETED", {"RunTime": "03:59:00", "TimeLimit": "04:00:00"}, "taken", "before its time limit of 04:00:00"),
         ("COMPLETED", {"RunTime": "00:01:00", "TimeLimit": "04:00:00", "ExitCode": "0:0"}, "failed", "exit code 0:0"),
         ("COMPLETED", {"RunTime": "00:01:00", "TimeLimit": "UNLIMITED"}, "failed", "COMPLETED"),
-        ("FAILED", {"ExitCode": "127:0", "PreemptTime": "None", "StdOut": "/logs/a"}, "failed",
-         "127:0, on n1; its log: /logs/a"),
+        ("FAILED", {"ExitCode": "127:0", "PreemptTime": "None"}, "failed", "is over: FAILED, exit code 127:0, on n1"),
         ("CANCELLED", {}, "failed", "the job 7 is over: CANCELLED"),
     ],
 )  # fmt: skip
@@ -386,13 +415,13 @@ def test_commands_have_a_deadline_and_say_in_their_own_words_what_is_wrong(
         monkeypatch.setenv(name, "0")
 
     async def main() -> None:
-        slurm = Slurm(2.0)
+        slurm = Slurm(2.0, 5)
         assert await slurm.jobs(MARK) == [JobRow("1", "RUNNING", "n1", "None", "a", f"{MARK} x|y")]
         assert (await slurm.details("1"))["RunTime"] == "00:00:09"
         with pytest.raises(SlurmError, match="sbatch: error: Invalid account"):
             await slurm.submit([], "#!/bin/sh\n")
         with pytest.raises(SlurmError, match=r"scancel has not answered within 0.3 s"):
-            await Slurm(0.3).cancel(["1"])
+            await Slurm(0.3, 5).cancel(["1"])
         monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
         with pytest.raises(SlurmError, match=r"sbatch cannot be run.*on its PATH"):
             await slurm.check([], "#!/bin/sh\n")
