@@ -131,7 +131,7 @@ class Fleet:
         self._scope.workers.loads.note(news)
         if self._planned is not None:
             self._planned.serves(worker)
-        took = {"pull_s": round(news.pull_s, 4), "load_s": round(news.load_s, 4)}
+        took = {"pull_s": round(news.pull_s, 4), "load_s": round(news.load_s, 4), "wire_bytes": news.wire_bytes}
         self._scope.record("worker_version", worker=worker.name, version=news.policy_version, **took)
         self.assign()
         return True

@@ -93,20 +93,28 @@ class WeightClient:
             AskError: the server could not be reached in time; a later call resumes.
         """
         started_s = self._ctx.now()
-        reply = await self._locate(weights, policy_version)
-        if reply.host == host_id():
-            holding = await self._ctx.run_blocking(mapped_holding, _manifest(reply), Path(reply.path))
-            if holding is not None:
-                return self._pulled(holding, started_s, mapped=True)
+        passes_on = self._served_by is not None and policy_version >= 0  # as with the version before
         try:
-            if reply.host != host_id() and reply.relay and self._serve is not None:
-                self._served_by = await self._serve()
-                self.shelf.expect(_manifest(reply).policy_version)  # before anybody is sent to us for it
-                reply = await self._locate(weights, _manifest(reply).policy_version, self._served_by)
+            named = await self._named(policy_version) if passes_on else None
+            reply = await self._locate(weights, policy_version, named)
+            if reply.host == host_id():
+                holding = await self._ctx.run_blocking(mapped_holding, _manifest(reply), Path(reply.path))
+                if holding is not None:
+                    return self._pulled(holding, started_s, mapped=True)
+            elif reply.relay and not passes_on and self._serve is not None:
+                version = _manifest(reply).policy_version
+                reply = await self._locate(weights, version, await self._named(version))
             holding = await self._fetch(weights, reply)
         finally:
             self.shelf.expect(-1)
         return self._pulled(holding, started_s, mapped=not holding.own)
+
+    async def _named(self, policy_version: int) -> ActorAddress | None:
+        """Who is named to the server as having ``policy_version`` soon: others may be sent there at once."""
+        if self._serve is not None:
+            self._served_by = await self._serve()
+        self.shelf.expect(policy_version)
+        return self._served_by
 
     def close(self) -> None:
         """Give back what this client has in shared memory; what is unfinished waits for its next life."""

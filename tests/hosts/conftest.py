@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.namespaces.cluster import ClusterOfHosts
+from benchmarks.namespaces.network import Network, why_not
 from tests.chaos.small_job import SMALL_JOB
-from tests.hosts.cluster import ClusterOfHosts
-from tests.hosts.network import Network, why_not
 
 _REASON: list[str] = []
 

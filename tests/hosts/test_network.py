@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.network import Cable, Host, Network
+from benchmarks.namespaces.network import Cable, Host, Network
 
 _SERVE = """
 import socket
@@ -84,7 +84,7 @@ def test_a_cable_holds_back_and_bounds_what_goes_through(network: Network) -> No
 def test_nothing_is_left_when_the_process_of_the_test_is_killed(tmp_path: Path) -> None:
     """Neither the namespaces' holders nor what runs in them."""
     script = (
-        "import sys, time; from pathlib import Path; from tests.hosts.network import *\n"
+        "import sys, time; from pathlib import Path; from benchmarks.namespaces.network import *\n"
         "network = Network(Path(sys.argv[1])); host = network.host('one', Cable(delay_s=0.01))\n"
         "started = host.start('sh', '-c', 'echo; exec sleep 600'); started.stdout.readline()\n"
         "print(host.pid, started.pid, flush=True); time.sleep(600)"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._processes import ROOT
+from benchmarks.namespaces.cluster import CONTROL_PORT, ClusterOfHosts
+from benchmarks.namespaces.network import Cable, Network
 from tests.chaos.small_job import simulated_job, simulated_rollout
-from tests.hosts.cluster import CONTROL_PORT, ROOT, ClusterOfHosts
-from tests.hosts.network import Cable, Network
 
 StartCluster = Callable[..., ClusterOfHosts]
 FAR = ("--site", "far")

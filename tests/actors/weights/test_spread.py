@@ -207,15 +207,16 @@ async def test_of_four_pullers_on_one_machine_one_fetches_and_the_others_map_its
     assert await world.sent_bytes() == TOTAL_BYTES
 
 
-async def test_version_after_version_each_machine_fetches_it_once_and_nobody_complains(
+async def test_version_after_version_each_machine_fetches_it_once_asks_once_and_nobody_complains(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is told of a feed asks it at once: that one must not be named before it expects the version."""
-    locate, complaints = WeightClient._locate, list[ActorAddress]()
+    locate, complaints, questions = WeightClient._locate, list[ActorAddress](), list[str]()
 
     async def busy(self: WeightClient, *question: Any, avoid: ActorAddress | None = None) -> ManifestReply:
         if avoid is not None:
             complaints.append(avoid)
+        questions.append(self._ctx.self_address.name)
         reply = await locate(self, *question, avoid=avoid)
         if self._ctx.self_address.name in ("rollout-0", "rollout-1"):
             await asyncio.sleep(0.05)
@@ -224,11 +225,13 @@ async def test_version_after_version_each_machine_fetches_it_once_and_nobody_com
     monkeypatch.setattr(WeightClient, "_locate", busy)
     workers = [await world.worker(f"rollout-{n}", f"machine-{n % 3}") for n in range(9)]
     for version in range(1, 5):
-        before = await world.sent_bytes()
+        before, asked = await world.sent_bytes(), len(questions)
         await world.publish(version, words(version))
         pulled = await asyncio.gather(*(world.pull(worker, version) for worker in workers))
         assert sum(one.mapped for one in pulled) == 6
         assert await world.sent_bytes() - before <= 2 * TOTAL_BYTES
+        each = (len(questions) - asked) / len(workers)
+        assert each == (2 if version == 1 else 1), "the first answer says that versions are relayed here"
     assert complaints == []
 
 

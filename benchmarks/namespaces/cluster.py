@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks._processes import ROOT
+from benchmarks.namespaces.network import Cable, Host, Network
 from supervisors.testing.run_under_test import HeadraceRun
-from tests.hosts.network import Cable, Host, Network
 from transport.zmq.security import load_keys
 
 NODES_PORT: Final = 7001
 CONTROL_PORT: Final = 7000
-ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def headrace(*arguments: str, through: Sequence[str] = ()) -> str:

@@ -123,7 +123,7 @@ class Host(_Namespace):
 
     def use_own_memory(self) -> None:
         """A shared memory of its own, for 1 GiB."""
-        self.run("mount", "-t", "tmpfs", "-o", f"size={_SHARED_MEMORY_BYTES},mode=1777", "shm", "/dev/shm")
+        self.run("mount", "-t", "tmpfs", "-o", f"size={_SHARED_MEMORY_BYTES},mode=1777", "shm", "/dev/shm")  # noqa: S108
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a command here, whose output may be read; it ends with the network at the latest."""
