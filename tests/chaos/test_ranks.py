@@ -40,7 +40,7 @@ def parts(summary: dict[str, Any]) -> dict[str, Any]:
 
 def assert_alike(harmed: HeadraceRun, alone: HeadraceRun, faults: int) -> None:
     summary, held = harmed.finish(), parts(alone.finish())
-    assert summary["faults"]["injected"] == faults
+    assert summary.get("faults", {"injected": 0})["injected"] == faults
     assert summary["prompts_lost"] == summary["samples_trained_twice"] == 0
     assert samples(harmed) == samples(alone)
     assert "model.safetensors" in held and parts(summary) == held
