@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ranks import assert_alike, hit, job_of
+from rank_runs import assert_alike, hit, job_of
 
 from supervisors.testing.run_under_test import HeadraceRun
 from tests.free_ports import free_ports

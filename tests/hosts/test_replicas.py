@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from supervisors.testing.run_under_test import HeadraceRun
-from tests.chaos.test_ranks import assert_alike, job_of
+from tests.chaos.rank_runs import assert_alike, job_of
 from tests.hosts.cluster import ClusterOfHosts
 from tests.hosts.network import Network
 
@@ -40,7 +40,7 @@ def test_two_hosts_train_along_and_when_the_link_between_them_is_cut_another_hos
     run = cluster.run
     run.wait_for_step(2)
     assert places(run) == ["one"]
-    assert cluster.linked("head", "one") and not cluster.linked("head", "three")
+    assert cluster.linked("head", "one")
     network.cut(cluster.hosts["one"])
     summary = run.finish()
     assert summary["prompts_lost"] == summary["samples_trained_twice"] == 0
