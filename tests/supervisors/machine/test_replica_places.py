@@ -123,7 +123,7 @@ def test_workers_that_stay_keep_their_slots_and_the_whole_trainer_waits_and_says
             await start(nodes, of_trainer, within_s=5.0)
         said = {str(error).partition(" ")[2] for error in failed.value.exceptions}
         (sentence,) = said
-        assert sentence.startswith("waits for a node with 2 free slots for replica 1; n1 has 1 of 2 free; start one with")
+        assert sentence.startswith("waits for a node with 2 free slots for replica 1; n1 has 1 of 2 free; start one")
         assert sentence.endswith("headrace node --join ADDR (5 s have passed: cluster.wait_s)")
         starting = asyncio.create_task(start(nodes, of_trainer, within_s=60.0))
         await asyncio.sleep(30.0)

@@ -28,7 +28,7 @@ from actors.trainer.backends.fsdp.orders import encode
 from actors.trainer.backends.remote_errors import failed
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
-from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
+from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, MicroBatchTooLarge, ModelNotLoadable
 from configs.limits import Limits
 from tests.actors.trainer.random_samples import random_sample
 from tests.rank_processes import RankProcesses
@@ -414,6 +414,17 @@ async def test_what_one_rank_fails_by_is_said_although_another_waits_for_it(
     with pytest.raises(ModelNotLoadable, match="no such model"):
         await ranks.start(spec(model_path))
     said.set()
+    await ranks.close()
+
+
+async def test_a_part_of_a_micro_batch_that_fits_into_no_message_names_the_key_to_lower(
+    model_path: Path, second: RankProcesses
+) -> None:
+    (large,) = cut(samples(count=200), budget_tokens=100_000, keep_zero=False)
+    ranks = FsdpBackend(second.followers(), Limits(message_max_bytes=4096))
+    await ranks.start(spec(model_path))
+    with pytest.raises(MicroBatchTooLarge, match=r"^trainer\.micro_batch_tokens: .* and 3072 fit .* Lower trainer"):
+        await ranks.accumulate(large, LOSS)
     await ranks.close()
 
 
