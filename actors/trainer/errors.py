@@ -4,6 +4,7 @@ HeadraceError
 └── TrainerError
     ├── BadGrant             the scheduler's bug: a group whose columns do not fit together; do not retry
     ├── BadMicroBatch        our bug: arrays whose shapes do not fit together; do not retry
+    ├── MicroBatchTooLarge   configuration: a rank's part does not fit into a message; do not retry
     ├── ModelNotLoadable     configuration: the model directory cannot be read; do not retry
     ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
     ├── CannotMerge          an adapter or its model is not there, altered, or of another kind; name others
@@ -39,6 +40,12 @@ class BadGrant(TrainerError):
 
 class BadMicroBatch(TrainerError):
     """A micro-batch whose arrays contradict each other. Our bug; retrying cannot help."""
+
+
+class MicroBatchTooLarge(TrainerError):
+    """A rank's part of a micro-batch is larger than a message may be. The message says which key to lower."""
+
+    permanent = True
 
 
 class ModelNotLoadable(TrainerError):

@@ -37,7 +37,7 @@ class ClusterOfHosts:
     """A head and its nodes, each on a host of ``network`` that has its name.
 
     Args:
-        job: its ``cluster.nodes`` and ``cluster.listen`` are filled in.
+        job: where its ``cluster`` says nothing else, it waits for the nodes, and its workers are there.
         nodes: the nodes' names, each with further arguments of ``headrace node``.
         cables: how hosts are connected, by name; without one: as fast as it goes.
     """
@@ -58,6 +58,7 @@ class ClusterOfHosts:
         self._make_keys(list(nodes))
         head = self.hosts["head"]
         place = {"nodes": len(nodes), "place_rollout": "remote", "listen": f"tcp://0.0.0.0:{NODES_PORT}"}
+        place |= job.get("cluster", {})
         words = ["--keys", str(self._keys / "head"), "--control", f"tcp://0.0.0.0:{CONTROL_PORT}"]
         words += ["--control-keys", str(self._keys / "control")]
         self.run = HeadraceRun(directory / name, {**job, "cluster": place}, arguments=words, through=head.enter)

@@ -121,6 +121,9 @@ class StallReport:
             if progress is not None and progress.waiting_for and progress.quiet_s >= longer_than_s:
                 waiter, since_s = f"job.{run.job.name}", progress.quiet_s
                 yield _row(own.peer.name, Stall(waiter, progress.waiting_for, "job", "nothing has moved", since_s))
+            moves = run.tree.replica_moves
+            if moves is not None and moves.waits_for and moves.waits_s >= longer_than_s:
+                yield _row(own.peer.name, Stall("trainer", moves.waits_for, "node", "it starts then", moves.waits_s))
 
 
 def _row(process: str, stall: Stall) -> Row:

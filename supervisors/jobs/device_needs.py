@@ -52,7 +52,8 @@ def device_problems(job: JobConfig, here: int) -> list[Finding]:
     ranks = job.ranks_here
     if ranks > here > 0 and devices_wanted(job, "trainer") and not job.only_evaluates:
         wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"
-        found.append(("trainer.ranks", wrong, f"Set it to at most {here}, or trainer.device to cpu"))
+        most = here * (job.trainer.ranks // ranks)
+        found.append(("trainer.ranks", wrong, f"Set it to at most {most}, or trainer.device to cpu"))
     ranks = job.rollout.tensor_parallel
     if ranks > here > 0 and devices_wanted(job, "rollout") and _generates_here(job):
         wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"

@@ -48,7 +48,12 @@ class ReplicaMoves:
         self._unsubscribe: Callable[[], None] = lambda: None
         self.waits_for = ""
         """What a trainer that does not run waits for; empty: for no node."""
-        self.waits_since_s = 0.0
+        self._waits_since_s = 0.0
+
+    @property
+    def waits_s(self) -> float:
+        """For how long already."""
+        return self._now() - self._waits_since_s if self.waits_for else 0.0
 
     def start(self) -> None:
         self._unsubscribe = self._nodes.subscribe(self.look)
@@ -78,7 +83,7 @@ class ReplicaMoves:
         waits_for = "" if runs else wanted
         if waits_for != self.waits_for:
             if not self.waits_for:
-                self.waits_since_s = self._now()
+                self._waits_since_s = self._now()
             self.waits_for = waits_for
             self._news.say(waiting_for=waits_for)
         feared = wanted if runs else ""

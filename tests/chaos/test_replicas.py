@@ -1,4 +1,4 @@
-"""A trainer with a replica on another machine, here a second node process, in real runs that are harmed."""
+"""A trainer with a replica on another node, in real runs that are harmed: what it learns is the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,31 +7,98 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ranks import job_of
+from rank_runs import assert_alike, hit, job_of
 
 from supervisors.testing.run_under_test import HeadraceRun
 from tests.free_ports import free_ports
 
+StartRun = Callable[..., HeadraceRun]
 
-def job_across(model: Path, join: str, **sections: Any) -> dict[str, Any]:
-    """Two ranks, each with a copy of the weights; workers stay on the head's machine."""
+
+def here(model: Path, **trainer: Any) -> dict[str, Any]:
+    """Two ranks with a copy of the weights each, on one machine."""
+    return job_of(model, replicas=2, **trainer)
+
+
+def apart(job: dict[str, Any], join: str) -> dict[str, Any]:
+    """The same with the second copy on a node; workers stay on the head's machine."""
     cluster = {"nodes": 1, "place_rollout": "local", "place_replicas": "remote", "listen": join}
-    return job_of(model, replicas=2) | {"cluster": cluster} | sections
+    return job | {"cluster": cluster}
 
 
-def places(run: HeadraceRun) -> dict[str, str]:
-    """Each process that runs, with its node."""
-    return {row["name"]: row["node"] for row in run.call("tree") if row["state"] == "running" and row["pid"]}
+def places(run: HeadraceRun) -> list[str]:
+    """Where the replicas of the trainer have been, one life after another."""
+    return [row["nodes"] for row in run.events("replicas_placed")]
+
+
+@pytest.fixture
+def join() -> str:
+    return f"tcp://127.0.0.1:{free_ports()}"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_replica_on_another_node_trains_along(headrace_run: Callable[..., HeadraceRun], small_model: Path) -> None:
-    join = f"tcp://127.0.0.1:{free_ports()}"
-    run = headrace_run(job_across(small_model, join))
-    run.add_node("one", join)
-    run.wait_for_step(1)
-    there = places(run)
-    assert (there["trainer"], there["trainer.rank1"]) == ("head", "one")
-    summary = run.finish()
-    assert summary["prompts_lost"] == summary["samples_trained_twice"] == 0
+@pytest.mark.timeout(400)
+def test_a_rank_on_a_node_is_killed_and_then_the_node_and_nothing_is_learned_otherwise(
+    headrace_run: StartRun, small_model: Path, join: str
+) -> None:
+    job = here(small_model) | {"steps": 20}
+    alone = headrace_run(job, name="alone")
+    alone.finish()
+    harmed = headrace_run(apart(job, join), name="harmed", faults=[hit("kill", "trainer.rank1", 2)])
+    harmed.add_node("one", join)
+    harmed.wait_until("the second life", lambda: places(harmed) == ["one", "one"])
+    harmed.add_node("two", join)
+    harmed.wait_for_step(6)
+    harmed.nodes["one"].kill()
+    assert_alike(harmed, alone, 1)
+    assert places(harmed) == ["one", "one", "two"]
+    counted = [event["child"] for event in harmed.events("child_restarting")]
+    assert len(counted) == 2, f"one restart for the rank, and one for the node: {counted}"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_node_that_is_to_go_is_left_at_no_cost_and_a_trainer_without_a_node_waits_and_says_so(
+    headrace_run: StartRun, small_model: Path, join: str
+) -> None:
+    job = here(small_model) | {"steps": 60}
+    alone = headrace_run(job, name="alone")
+    alone.finish()
+    harmed = headrace_run(apart(job, join), name="harmed")
+    harmed.add_node("one", join)
+    harmed.wait_for_step(3)
+    assert harmed.call("drain", {"target": "one"})
+    harmed.wait_for_step(6)
+    assert places(harmed) == ["one"], "no other node has room"
+    harmed.add_node("two", join)
+    harmed.wait_until("the move", lambda: places(harmed) == ["one", "two"])
+    assert not harmed.events("child_restarting")
+    harmed.wait_for_step(9)
+    harmed.nodes["two"].terminate()
+    stall = harmed.wait_until(
+        "a trainer that waits",
+        lambda: [row for row in harmed.call("stalls", {"longer_than_s": 0.5}) if row["waiter"] == "trainer"],
+    )[0]
+    assert stall["waits_for"].startswith("a node with 1 free slot for replica 1; one is draining")
+    harmed.call("undrain", {"target": "one"})
+    assert_alike(harmed, alone, 0)
+    assert places(harmed) == ["one", "two", "one"]
+    assert not harmed.events("child_restarting") or all(
+        row["cause"] == "preempted" for row in harmed.events("child_restarting")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_heads_next_life_adopts_a_replica_on_a_node(headrace_run: StartRun, small_model: Path, join: str) -> None:
+    job = here(small_model) | {"steps": 40}
+    alone = headrace_run(job, name="alone")
+    alone.finish()
+    faults = [{"kind": "kill", "target": {"role": "head"}, "after_step": 5, "at_s": 0.1}]
+    harmed = headrace_run(apart(job, join), name="harmed", faults=faults)
+    harmed.add_node("one", join)
+    assert_alike(harmed, alone, 1)
+    assert {"trainer", "trainer.rank1"} <= {event["child"] for event in harmed.events("child_adopted")}
+    assert places(harmed) == ["one", "one"]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_job import SMALL_JOB
 
 from actors.ledger.journal import committed_samples
 from supervisors.testing.run_under_test import HeadraceRun
+from tests.chaos.small_job import SMALL_JOB
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from configs.adapter_schema import AdapterConfig
-from configs.checks.sharding_checks import check_sharding
+from configs.checks.sharding_checks import check_replica_places, check_sharding
 from configs.schema import JobConfig
 from tests.smallest_job import smallest_job
 
@@ -50,3 +50,29 @@ def test_ranks_train_an_adapter_and_a_critic() -> None:
 def test_a_pass_of_all_ranks_holds_as_many_tokens_as_each_of_them_takes() -> None:
     trainer = job(trainer={"backend": "fsdp", "ranks": 4, "micro_batch_tokens": 100}).trainer
     assert trainer.pass_tokens == 400
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"cluster": {"nodes": 0}}, "remote, but cluster.nodes is 0: no other machine would join"),
+        ({"trainer": {"replicas": 1}}, "remote, but trainer.backend is fsdp, and trainer.replicas 1"),
+        ({"trainer": {"backend": "torch"}}, "remote, but trainer.backend is torch, and trainer.replicas 2"),
+        ({"provider": {"kind": "functions"}}, "remote, but provider.kind is functions, whose machines end"),
+    ],
+)
+def test_replicas_on_other_machines_need_a_sharded_trainer_and_machines_that_stay(
+    sections: dict[str, dict[str, Any]], said: str
+) -> None:
+    whole = {"cluster": {"nodes": 1}, "trainer": {"backend": "fsdp", "ranks": 2, "replicas": 2}, "provider": {}}
+    whole = {name: values | sections.get(name, {}) for name, values in whole.items()}
+    whole["cluster"]["place_replicas"] = "remote"
+    [(field, wrong, fix)] = check_replica_places(job(**whole))
+    assert field == "cluster.place_replicas" and wrong.startswith(said) and fix
+
+
+def test_replicas_on_other_machines_leave_the_first_ones_ranks_here() -> None:
+    four = {"backend": "fsdp", "ranks": 4, "replicas": 2}
+    apart = job(trainer=four, cluster={"nodes": 1, "place_replicas": "remote", "place_rollout": "local"})
+    assert check_replica_places(apart) == []
+    assert (apart.ranks_here, job(trainer=four).ranks_here) == (2, 4)

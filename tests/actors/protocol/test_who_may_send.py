@@ -18,7 +18,7 @@ from actors.core.errors import RefusalReason
 from actors.core.kernel import inbound
 from actors.core.kernel.answers import Refusal
 from actors.core.message import Message, class_of, message, tag_of
-from actors.core.senders import SenderKind, guard_of, sender_of
+from actors.core.senders import SenderKind, guard_of, leads, sender_of
 from actors.core.system import ActorSystem
 from actors.protocol.who_may_send import WHO_MAY_SEND, guard_for
 from configs.limits import DEFAULT_LIMITS
@@ -76,11 +76,15 @@ def test_names_say_what_a_peer_is() -> None:
     assert sender_of("head.job.environments-0") == (SenderKind.SERVICE, "head", "job")
     assert sender_of("head.job.gateway") == (SenderKind.SERVICE, "head", "job")
     assert sender_of("head.job.trainer.rank1") == (SenderKind.RANK, "head", "job")
+    assert sender_of("n1.job.trainer.rank1") == (SenderKind.RANK, "n1", "job"), "of a replica elsewhere"
+    assert sender_of("n1.job.trainer").kind is SenderKind.STRANGER, "who leads is on the head's machine"
+    assert leads("n1.job.trainer.rank1") == leads("head.job.trainer.rank1") == "head.job.trainer"
+    assert leads("n1.job.rollout-n1.2.rank12") == "n1.job.rollout-n1.2"
     assert sender_of("n1.job.with.dots.rollout-n1.2.rank12") == (SenderKind.RANK, "n1", "job.with.dots")
     assert sender_of("head.job.rank1.trainer") == (SenderKind.SERVICE, "head", "job.rank1")
     for odd in (
         "",
-        "n1.job.trainer.rank1",
+        "n1.trainer.rank1",
         "head.job.weights.rank1",
         "head.rank1",
         "head.job.trainer.rank0",

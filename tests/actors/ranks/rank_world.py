@@ -127,8 +127,8 @@ class RankWorld:
             scheduler=self.scheduler, metrics=NOBODY, rank=rank, size=self.size, leader="trainer", kind="test",
         )  # fmt: skip
 
-    async def follower(self, rank: int) -> Adder:
-        self.ranks[rank] = await self.process(f"head.j.trainer.rank{rank}")
+    async def follower(self, rank: int, node: str = "head") -> Adder:
+        self.ranks[rank] = await self.process(f"{node}.j.trainer.rank{rank}")
         self.adders[rank] = Adder(rank, self.size)
         args = self._args("rank", rank)
         await self.ranks[rank].system.spawn(args.name, Rank(args, self.adders[rank]))

@@ -262,5 +262,17 @@ def test_nobody_but_its_leaders_process_leads_a_follower() -> None:
     play(scenario, size=2)
 
 
+@pytest.mark.parametrize("stranger", ["n1.j.trainer", "n2.j.trainer", "head.k.trainer"])
+def test_a_rank_on_another_machine_obeys_the_heads_trainer_of_its_job_and_nobody_else(stranger: str) -> None:
+    async def scenario(world: RankWorld) -> None:
+        adder = await world.follower(1, node="n1")
+        with pytest.raises(RankLost):
+            await (await world.leader(stranger)).call(orders("a"), timeout_s=5)
+        assert adder.served == []
+        assert await (await world.leader()).call(orders("a"), timeout_s=5) == [b"\x0197"]
+
+    play(scenario, size=2)
+
+
 def test_every_kind_of_follower_says_where_it_stands() -> None:
     assert all(path.startswith("actors.") and path.count(":") == 1 for path in FOLLOWERS.values())

@@ -81,6 +81,17 @@ def test_more_trainer_ranks_than_the_machine_has_devices_are_refused_unless_they
     assert device_problems(smallest_job(trainer=trainer | {"device": "cpu"}), 2) == []
 
 
+def test_ranks_of_replicas_on_other_machines_take_no_device_of_this_one() -> None:
+    trainer = {"backend": "fsdp", "ranks": 8, "replicas": 2}
+    job = smallest_job(trainer=trainer, cluster={"nodes": 1, "place_replicas": "remote"})
+    assert device_problems(job, 4) == [] and core_warnings(job, 0, 4) == []
+    (problem,) = device_problems(job, 2)
+    assert problem[1:] == (
+        "4 ranks with a device each, but this machine has 2 for its processes",
+        "Set it to at most 4, or trainer.device to cpu",
+    )
+
+
 def test_ranks_on_a_machine_without_devices_compute_on_its_cores() -> None:
     assert device_problems(tensor_parallel(4), 0) == []
 

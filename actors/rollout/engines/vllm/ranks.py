@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from actors.ranks.meeting_place import make_meeting_place, remove_meeting_place
 
 LEADER = 0
 _ENVIRONMENT = {
@@ -37,13 +37,13 @@ _ENVIRONMENT = {
 @contextlib.contextmanager
 def rendezvous(size: int) -> Iterator[Path]:
     """A directory where ``size`` ranks meet; it is there as long as they still may."""
-    directory = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
+    directory = make_meeting_place()
     try:
         for rank in range(size):
             (directory / f"rank{rank}").symlink_to("met")
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_meeting_place(directory)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

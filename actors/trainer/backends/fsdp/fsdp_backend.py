@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -64,13 +64,16 @@ from actors.trainer.backends.segment_file import described
 from actors.trainer.backends.torch.causal_lm import check_batch, response_positions
 from actors.trainer.backends.torch.critic import judgement
 from actors.trainer.backends.torch.replicas import rows_of, shares, summed
-from actors.trainer.errors import BackendClosed, ModelNotLoadable
+from actors.trainer.errors import BackendClosed, MicroBatchTooLarge, ModelNotLoadable
 from actors.weights.memory import SegmentWriter, partial_path
 from actors.weights.segments import host_id
 from configs.limits import Limits
 
 R = TypeVar("R")
 A = TypeVar("A", bound=Answer)
+
+_AROUND_AN_ORDER_BYTES: Final = 1024
+"""What a message has besides the order that it carries, and more."""
 
 
 class FsdpBackend:
@@ -276,26 +279,43 @@ class FsdpBackend:
         Raises:
             RankLost: a follower is gone, or raised what has no name here. Other errors are a rank's own.
         """
+        encoded = self._encoded(orders)
         own = asyncio.ensure_future(self._run(work))
-        asked = asyncio.ensure_future(self._ask(orders, kind, limit_s))
+        asked = asyncio.ensure_future(self._ask(encoded, kind, limit_s))
         try:
             mine, theirs = await asyncio.gather(own, asked)
         except Exception:  # noqa: BLE001  whose error it is comes out below
             raise await self._cause(own, asked) from None
         return mine, theirs
 
-    async def _ask(self, orders: Order | Sequence[Order], kind: type[A], limit_s: float) -> list[A]:
+    async def _ask(self, orders: Sequence[bytes], kind: type[A], limit_s: float) -> list[A]:
         followers = self._followers
         if followers is None:
             return []
-        encoded = [encode(o) for o in orders] if isinstance(orders, Sequence) else [encode(orders)] * followers.count
-        answers = [decode_answer(a) for a in await followers.call(encoded, timeout_s=limit_s, ends=is_failure)]
+        answers = [decode_answer(a) for a in await followers.call(orders, timeout_s=limit_s, ends=is_failure)]
         for rank, answer in enumerate(answers, 1):
             if isinstance(answer, Failed):
                 raise error_of(answer, RankLost)
             if not isinstance(answer, kind):
                 raise RankLost(f"rank {rank} answered with {type(answer).__name__}, expected {kind.__name__}")
         return answers  # type: ignore[return-value]  just checked
+
+    def _encoded(self, orders: Order | Sequence[Order]) -> list[bytes]:
+        """The order of each follower as bytes, before anybody begins.
+
+        Raises:
+            MicroBatchTooLarge: the largest one, which is a part of a micro-batch, does not fit into a message.
+        """
+        others = self._size - 1
+        encoded = [encode(o) for o in orders] if isinstance(orders, Sequence) else [encode(orders)] * others
+        size = max(map(len, encoded), default=0)
+        most = self._limits.message_max_bytes - _AROUND_AN_ORDER_BYTES
+        if size > most:
+            raise MicroBatchTooLarge(
+                f"trainer.micro_batch_tokens: one rank's part of a micro-batch takes {size} bytes, and {most} fit into "
+                "a message. Lower trainer.micro_batch_tokens, or raise limits.message_max_bytes"
+            )
+        return encoded
 
     async def _cause(self, own: asyncio.Future[Any], asked: asyncio.Future[Any]) -> BaseException:
         """The error to be told: of whoever has failed by itself, if that comes to be known in time, else RankLost."""

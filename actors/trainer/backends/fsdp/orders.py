@@ -8,9 +8,9 @@ bytes    = number of frames, length of each, the frames (``transport/codec.py``:
 
 from __future__ import annotations
 
-import shutil
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -30,6 +30,7 @@ from actors.protocol.training import (
     Valued,
     Values,
 )
+from actors.ranks.meeting_place import remove_meeting_place
 from transport.codec import decode_body, encode_body
 from transport.errors import MalformedBody
 from transport.transport import Frame
@@ -59,7 +60,7 @@ class Meeting(msgspec.Struct, frozen=True):
 def remove_meeting(meeting: Meeting) -> None:
     """Once the life is over. Any rank may: a leader that was killed did not."""
     if meeting.directory:
-        shutil.rmtree(meeting.directory, ignore_errors=True)
+        remove_meeting_place(Path(meeting.directory))
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from actors.ranks.meeting_place import make_meeting_place
 from actors.trainer.backends.fsdp.orders import Meeting
 from transport.own_address import interface_towards
 
@@ -39,7 +39,7 @@ def open_store(meeting: Meeting) -> tuple[Store, Meeting]:
     else, on a port of the system's choice.
     """
     if meeting.host == LOOPBACK:
-        meeting = msgspec.structs.replace(meeting, directory=tempfile.mkdtemp(prefix="headrace-ranks-"))
+        meeting = msgspec.structs.replace(meeting, directory=str(make_meeting_place()))
         return _file_store(meeting), meeting
     host = meeting.host
     listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

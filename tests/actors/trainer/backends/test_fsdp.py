@@ -31,7 +31,7 @@ from actors.trainer.backends.fsdp.orders import encode
 from actors.trainer.backends.remote_errors import failed
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
-from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
+from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, MicroBatchTooLarge, ModelNotLoadable
 from configs.limits import Limits
 from tests.actors.trainer.backends.test_critic import reward_model
 from tests.actors.trainer.random_samples import random_sample
@@ -633,6 +633,17 @@ async def test_what_goes_wrong_in_a_world_of_one_is_nobody_elses(
     ranks = FsdpBackend()
     with pytest.raises(RuntimeError, match="Connection closed"):
         await ranks.start(spec(model_path))
+    await ranks.close()
+
+
+async def test_a_part_of_a_micro_batch_that_fits_into_no_message_names_the_key_to_lower(
+    model_path: Path, second: RankProcesses
+) -> None:
+    (large,) = cut(samples(count=200), budget_tokens=100_000, keep_zero=False)
+    ranks = FsdpBackend(second.followers(), Limits(message_max_bytes=4096))
+    await ranks.start(spec(model_path))
+    with pytest.raises(MicroBatchTooLarge, match=r"^trainer\.micro_batch_tokens: .* and 3072 fit .* Lower trainer"):
+        await ranks.accumulate(large, LOSS)
     await ranks.close()
 
 
