@@ -33,6 +33,7 @@ def job(**sections: dict[str, Any]) -> JobConfig:
             "whole models, and model.adapter is set",
         ),
         ({"service": "shared"}, {}, "trainer.service", "'shared', but a training service shares one process"),
+        ({"backend": "simulated", "ranks": 2, "service": "s"}, {}, "trainer.service", "trainer.ranks is more than 1"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_key_and_value(
@@ -47,6 +48,7 @@ def test_ranks_that_replicas_share_out_are_fine_and_heads_need_not_divide() -> N
     for ranks, replicas in ((1, 1), (2, 1), (4, 2), (6, 3), (3, 1)):
         assert check_sharding(job(trainer={"backend": "fsdp", "ranks": ranks, "replicas": replicas})) == []
     assert check_sharding(job()) == []
+    assert check_sharding(job(trainer={"backend": "simulated", "ranks": 3})) == []
 
 
 def test_a_pass_of_all_ranks_holds_as_many_tokens_as_each_of_them_takes() -> None:
