@@ -94,8 +94,8 @@ async def start_process(
     may_stay: bool = False,
     devices: tuple[str, ...] | None = None,
 ) -> Running:
-    """Have a node agent, of this or another machine, start a role process and watch it. Cancelled, it leaves none there,
-    although the agent's answer may be on its way.
+    """Have a node agent, of this or another machine, start a role process and watch it. If this is cancelled, no process
+    stays there, although the agent's answer may be on its way.
 
     Args:
         job: whom it serves, by name; the process is called ``<job>.<args.name>`` at its agent.

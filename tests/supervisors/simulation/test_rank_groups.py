@@ -12,10 +12,10 @@ from tests.supervisors.simulation.scenarios import rank_groups, scenario
 JOB: dict[str, Any] = {"name": "a", "steps": 4, "ranks": 3, "tensor_parallel": 2}
 
 
-def run(seed: int = 1, **faults: Any) -> tuple[Outcome, list[str]]:
+def run(**faults: Any) -> tuple[Outcome, list[str]]:
     said: list[str] = []
     plan = [{"target": {"name": name}, "after_step": 1, **fault} for name, fault in faults.items()]
-    return simulate(scenario(jobs=[JOB], faults={"plan": plan}), seed, said.append), said
+    return simulate(scenario(jobs=[JOB], faults={"plan": plan}), 1, said.append), said
 
 
 def started(said: list[str], child: str) -> int:
