@@ -35,9 +35,7 @@ def create_engine(kind: str, followers: Followers | None = None, limits: Limits 
     if kind == "torch":
         let_waiting_threads_rest()
     if followers is not None and kind not in LEADERS:
-        raise EngineUnavailable(
-            f"rollout.tensor_parallel: the {kind} engine computes in one rank; use vllm"
-        )
+        raise EngineUnavailable(f"rollout.tensor_parallel: the {kind} engine computes in one rank; use vllm")
     module, _, name = (ENGINES if followers is None else LEADERS)[kind].partition(":")
     try:
         made = getattr(importlib.import_module(module), name)
