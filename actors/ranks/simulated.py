@@ -21,6 +21,7 @@ import xxhash
 
 from actors.ranks.errors import RankLost
 from actors.ranks.followers import Followers
+from configs.limits import DEFAULT_LIMITS
 
 Content = bytes | np.ndarray
 
@@ -61,7 +62,13 @@ class SimulatedRanks:
         life: name of this life of the leader.
     """
 
-    def __init__(self, followers: Followers | None = None, timeout_s: float = 0.0, *, life: str = "") -> None:
+    def __init__(
+        self,
+        followers: Followers | None = None,
+        timeout_s: float = DEFAULT_LIMITS.train_step_timeout_s,
+        *,
+        life: str = "",
+    ) -> None:
         self._followers, self._timeout_s, self._life = followers, timeout_s, life
         self._told = _Told()
 

@@ -180,11 +180,11 @@ class RoleProcesses:
             replicas, lent = self._replicas(leader, role), place.startswith("node:")
             looking = self._look_for(context, leader, names, replicas, lent=lent)
             self._found[leader] = asyncio.create_task(looking, name=f"look for what runs of {leader}")
-        looking = self._found[leader]
         try:
-            found = await asyncio.shield(looking)
+            found = await asyncio.shield(self._found[leader])
         except asyncio.CancelledError:
             self._given_up.add(leader)
+            looking = self._found[leader]
             if looking.done() and (running := looking.result().pop(name, None)) is not None:
                 await _stopped(running, 0.0)
             raise

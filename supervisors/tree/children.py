@@ -96,7 +96,7 @@ async def start_process(
 ) -> Running:
     """Have a node agent, of this or another machine, start a role process and watch it.
 
-    Cancelled, it leaves none there, although the agent's answer may be on its way.
+    If it is cancelled, no process stays there, although the agent's answer may be on its way.
 
     Args:
         job: whom it serves, by name; the process is called ``<job>.<args.name>`` at its agent.
@@ -122,7 +122,7 @@ async def start_process(
         reply = await context.ref(agent).ask(order, SpawnReply, timeout_s=order.ready_timeout_s + overhead_s)
     except asyncio.CancelledError:
         patience_s = min(overhead_s, context.limits.stop_timeout_s / 2)  # who cuts a start waits for longer
-        await _stop(context, agent, order.name, 0.0, ExitCause.STOPPED, patience_s)
+        await _ask_to_stop(context, agent, order.name, 0.0, ExitCause.STOPPED, patience_s)
         raise
     except AskError as error:
         why = f"its node agent gave no answer: {error}"
@@ -153,13 +153,13 @@ def running_process(
     """What a supervisor keeps of a ready ``process`` of ``agent``, whose main actor is ``actor``."""
 
     async def stop(deadline_s: float, cause: ExitCause) -> None:
-        await _stop(context, agent, process, deadline_s, cause, deadline_s + context.limits.spawn_overhead_s)
+        await _ask_to_stop(context, agent, process, deadline_s, cause, deadline_s + context.limits.spawn_overhead_s)
 
     address = addresses.get(actor) or next(iter(addresses.values()))
     return Running(address, stop, pid, node, incarnation, addresses, agent, adopted)
 
 
-async def _stop(
+async def _ask_to_stop(
     context: Context, agent: ActorAddress, process: str, deadline_s: float, cause: ExitCause, timeout_s: float
 ) -> None:
     question = StopProcess(name=process, deadline_s=deadline_s, cause=cause)

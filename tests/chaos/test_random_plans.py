@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from random_plans import STEPS, random_job, random_plan
+from random_plans import STEPS, has_ranks, random_job, random_plan
 from small_job import SMALL_JOB
 
 from configs.fault_plan import FaultPlan
@@ -60,5 +60,7 @@ def test_random_plans_fit_the_vocabulary_and_repeat() -> None:
         plan = FaultPlan.model_validate({"faults": random_plan(seed)})
         assert 2 <= len(plan.faults) <= 4
         kinds |= {fault.kind for fault in plan.faults}
+        hits = [fault for fault in plan.faults if fault.target.role == "rank"]
+        assert bool(hits) is has_ranks(seed)
         assert random_plan(seed) == random_plan(seed)
     assert kinds == {"kill", "hang", "partition", "drop", "corrupt", "disk_full", "preempt"}

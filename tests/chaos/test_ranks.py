@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from rank_runs import assert_alike, hit, job_of
+from small_job import SMALL_JOB
+from test_same_weights import files
 
 from supervisors.testing.run_under_test import HeadraceRun
 

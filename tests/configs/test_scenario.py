@@ -17,9 +17,10 @@ def test_the_chaos_scenario_has_sync_and_async_jobs_alone_and_three_at_a_time() 
     chaos = load_scenario(CONFIGS / "chaos.yaml")
     assert {job.mode for job in chaos.jobs} == {"sync", "async"}
     assert set(chaos.jobs_at_once) == {1, 3}
+    assert {(variant.ranks or 1, variant.tensor_parallel or 1) for variant in chaos.variants} >= {(2, 1), (3, 2)}
     assert chaos.faults.random is not None
     assert chaos.faults.random.faults == (3, 10)
-    assert {"head", "trainer", "rollout", "weights", "rewards", "node"} == set(chaos.faults.random.roles)
+    assert {"head", "trainer", "rollout", "weights", "rewards", "node", "rank"} == set(chaos.faults.random.roles)
 
 
 @pytest.mark.parametrize(

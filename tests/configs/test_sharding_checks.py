@@ -26,6 +26,7 @@ def job(**sections: dict[str, Any]) -> JobConfig:
         ({"backend": "simulated", "offload": True}, {}, "trainer.offload", "true, which is for"),
         ({"ranks": 4, "replicas": 3}, {}, "trainer.replicas", "3 copies of the weights do not share out 4 ranks"),
         ({"service": "shared"}, {}, "trainer.service", "'shared', but a training service shares one process"),
+        ({"backend": "simulated", "ranks": 2, "service": "s"}, {}, "trainer.service", "trainer.ranks is more than 1"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_key_and_value(
@@ -40,6 +41,7 @@ def test_ranks_that_replicas_share_out_are_fine_and_heads_need_not_divide() -> N
     for ranks, replicas in ((1, 1), (2, 1), (4, 2), (6, 3), (3, 1)):
         assert check_sharding(job(trainer={"backend": "fsdp", "ranks": ranks, "replicas": replicas})) == []
     assert check_sharding(job()) == []
+    assert check_sharding(job(trainer={"backend": "simulated", "ranks": 3})) == []
 
 
 def test_ranks_train_an_adapter_and_a_critic() -> None:

@@ -159,7 +159,7 @@ class SimulatedEngine:
             )
         self._spec = spec
         self._costs |= {name: float(value) for name, value in spec.options.items()}
-        await self._ranks.tell("start", str(spec).encode())
+        await self._ranks.tell("start")
         if self._costs["start_s"] > 0:
             await asyncio.sleep(self._costs["start_s"])
 

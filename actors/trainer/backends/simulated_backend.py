@@ -102,7 +102,7 @@ class SimulatedBackend:
         for entry in self._entries:
             start, size = entry.offset_bytes // 4, entry.length_bytes // 4
             self._policy.weights[start : start + size] = np.linspace(-1.0, 1.0, size, dtype=np.float32)
-        await self._ranks.tell("start", str(spec).encode())
+        await self._ranks.tell("start")
 
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
         spec = self._started()
@@ -174,7 +174,7 @@ class SimulatedBackend:
 
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
         self._started()
-        await self._ranks.spend("export", self._cost.export_s, str(path).encode())
+        await self._ranks.spend("export", self._cost.export_s, path.name.encode())
         return self._write(path, _bytes(self._policy.weights), job, policy_version, chunk_bytes)
 
     def _write(self, path: Path, data: memoryview, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
@@ -189,7 +189,7 @@ class SimulatedBackend:
 
     async def save(self, directory: Path) -> None:
         self._started()
-        await self._ranks.spend("save", self._cost.save_s, str(directory).encode())
+        await self._ranks.spend("save", self._cost.save_s, directory.name.encode())
         directory.mkdir(parents=True, exist_ok=True)
         state = {"format": 1, "kind": self.kind, "steps": self._steps}
         for name, model in self._models.items():
@@ -209,7 +209,7 @@ class SimulatedBackend:
             self._steps = int(state["steps"])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointCorrupt(f"{directory / STATE_FILE}: {error}; resume from another checkpoint") from error
-        await self._ranks.tell("load", str(directory).encode())
+        await self._ranks.tell("load", directory.name.encode())
         self._changed(TRAINED)
         self._no_sums()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -282,6 +282,35 @@ def restarted_after_giving_up(history: History) -> None:
     history.events += [gave_up, restarting("rollout.j", 2.0)]
 
 
+def member(what: str, child: str, cause: str = "") -> dict[str, Any]:
+    fields = {"child": child, "supervisor": "services.j", "cause": cause, "detail": "", "incarnation": 3}
+    return {"time_s": 1.0, "event": f"child_{what}", **fields}
+
+
+def of_a_group(history: History, *words: str) -> None:
+    """Events such as ``started 1``: of the trainer's ranks 0 and above, in a head that has just begun."""
+    history.events.append(member("started", "scheduler.j") | {"supervisor": "core.j", "incarnation": 99})
+    for word in words:
+        what, rank = word.split()
+        child = f"trainer.rank{rank}" if rank != "0" else "trainer"
+        history.events.append(member(what, child, "killed" if what in ("exited", "restarting") else ""))
+
+
+WHOLE = ("started 1", "started 2", "started 0")
+
+
+def adopted_in_part(history: History) -> None:
+    of_a_group(history, "adopted 1", "adopted 2", "started 0")
+
+
+def restarted_alone(history: History) -> None:
+    of_a_group(history, *WHOLE, "exited 1", "restarting 1", "started 1")
+
+
+def paid_for_twice(history: History) -> None:
+    of_a_group(history, *WHOLE, "exited 1", "restarting 1", "exited 0", "restarting 0", "stopped 2", *WHOLE)
+
+
 def a_step_short(history: History) -> None:
     history.job = history.job.model_copy(update={"steps": 5})
 
@@ -367,6 +396,9 @@ def test_a_recorded_job_with_episodes_breaks_no_promise() -> None:
         ("plans", cut_to_itself, "rollout-0 was cut in step 2: what it handed over went to itself"),
         ("restarts", too_many_restarts, "rollout.j made 11 restarts within 120 s"),
         ("restarts", restarted_after_giving_up, "rollout.j had given up, and restarted rollout-0"),
+        ("groups", adopted_in_part, "trainer was started, and trainer.rank1, trainer.rank2 adopted"),
+        ("groups", restarted_alone, "trainer.rank1 was started again, while trainer, trainer.rank2 went on"),
+        ("groups", paid_for_twice, "the end of trainer cost a unit of budget, though a recovery under way had"),
         ("finish", a_step_short, "4 of its 5 steps are committed"),
     ],
     ids=lambda value: getattr(value, "__name__", value if isinstance(value, str) and " " not in value else ""),
@@ -376,6 +408,24 @@ def test_a_broken_promise_is_named(checker: str, change: Tamper, says: str) -> N
     base = with_episodes if change in OF_EPISODES else base
     found = check(tampered(change, base)).of(checker)
     assert any(says in violation.what for violation in found), [v.what for v in found]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*WHOLE, "exited 1", "restarting 1", "stopped 0", "stopped 2", *WHOLE, "exited 2", "restarting 2"),
+        ("adopted 1", "adopted 2", "adopted 0", "exited 0", "restarting 0", "stopped 1", "stopped 2", *WHOLE),
+        ("started 1", "exited 1", "restarting 1", "started 0", "stopped 0", *WHOLE),
+        (*WHOLE, "exited 1", "exited 0", "restarting 1", "stopped 2", "start_failed 0", "restarting 0", *WHOLE),
+    ],
+)
+def test_a_group_that_comes_and_goes_as_one_keeps_its_promise(words: Sequence[str]) -> None:
+    history = with_faults()
+    of_a_group(history, *words)
+    assert check(history).of("groups") == []
+    history.events.append(member("started", "scheduler.j") | {"supervisor": "core.j", "incarnation": 100})
+    of_a_group(history, "adopted 1", "adopted 2", "adopted 0")
+    assert check(history).of("groups") == []
 
 
 def test_every_promise_has_a_history_that_breaks_it() -> None:

@@ -55,10 +55,10 @@ def the_end_of_each_member_costs_a_unit_of_budget(replace: Replace) -> None:
 def what_is_left_of_a_group_is_adopted(replace: Replace) -> None:
     right = RoleProcesses._look_for
 
-    async def look_for(self: RoleProcesses, context: Any, names: list[str], group: list[str]) -> Any:
+    async def look_for(self: RoleProcesses, context: Any, leader: str, names: list[str], group: list[str]) -> Any:
         found: dict[str, Any] = {}
         for name in names:
-            found |= await right(self, context, [name], group)
+            found |= await right(self, context, leader, [name], group)
         return found
 
     replace(RoleProcesses, "_look_for", look_for)
