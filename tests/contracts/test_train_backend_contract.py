@@ -42,7 +42,10 @@ WORLDS = [
     "fsdp:2",
     "fsdp:2-adapter",
     pytest.param("fsdp:4", marks=pytest.mark.long),
-    *(pytest.param(world, marks=pytest.mark.gpu) for world in ("torch-cuda", "torch-adapter-cuda", "fsdp-cuda")),
+    *(
+        pytest.param(world, marks=pytest.mark.gpu)
+        for world in ("torch-cuda", "torch-adapter-cuda", "fsdp-cuda", "fsdp-adapter-cuda")
+    ),
 ]
 Start = Callable[..., Awaitable[TrainBackend]]
 

@@ -70,7 +70,7 @@ def test_every_parameter_of_a_sharded_critic_gets_a_gradient(tmp_path: Path) -> 
     model: Any = load_critic(BackendSpec(model_path=path), CriticSpec(model_path=path))
     logits = ResponseLogits(model, "cpu")
     model.head.open = True
-    fully_shard(model)
+    fully_shard(model, reshard_after_forward=True)
     rng = np.random.default_rng(0)
     batch = pad([random_sample(rng, 0, sibling, rng.integers(3, 90, 4).astype(np.int32), 9) for sibling in range(3)])
     logits(batch, response_positions(batch)).logits.pow(2).sum().backward()  # type: ignore[no-untyped-call]
