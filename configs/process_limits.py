@@ -133,6 +133,12 @@ class ProcessLimits(BaseModel):
     cluster_list_s: float = Field(
         default=60.0, gt=0, description="Kubernetes: all pods are listed so often, should a watch have gone silent"
     )
+    slurm_claim_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Slurm: a head that is silent for this long owns its jobs no more; a busy controller may take "
+        "seconds for each of its three signs of life",
+    )
     cluster_claim_s: float = Field(
         default=15.0, gt=0, description="Kubernetes: a head that is silent for this long owns its pods no more"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -162,4 +163,4 @@ def cluster_of(job: JobConfig, join: str, mark: str, logs: Path, keys: Path | No
         return KubernetesProvider.of(job, join, mark)
     limits = job.limits
     leave_s = job.provider.notice_s + limits.stop_timeout_s
-    return SlurmProvider(MachineJob(job, join, mark, logs, keys, leave_s), limits)
+    return SlurmProvider(MachineJob(job, join, mark, logs, keys, leave_s, secrets.token_hex(4)), limits)

@@ -2,7 +2,7 @@
 
     machines.json of the run directory: mark, where it was drawn, number of names used
         mark ─▶ on each job of the cluster ─▶ found there at the next start: left by a former life, taken away first
-        head ─▶ beside it: where that life listened ─▶ somebody still answers there: refused, for they are not ours
+        life ─▶ beside it: which process has started the job; which one may, a claim in the cluster decides
 
 Invariants
 - A mark belongs to one run directory at one path: a copy of the directory draws a new one.
@@ -11,8 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import re
 import secrets
@@ -63,16 +61,3 @@ class Ownership:
             return {"mark": str(kept["mark"]), "at": str(kept["at"]), "used": int(kept["used"])}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-
-
-async def answers(endpoint: str, timeout_s: float) -> bool:
-    """Whether somebody listens at a TCP endpoint: the head of another life, which then lives."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not endpoint.startswith("tcp://") or not port.isdigit():
-        return False
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        writer.close()
-        return True
-    return False
