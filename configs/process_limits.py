@@ -115,6 +115,7 @@ class ProcessLimits(BaseModel):
     machine_log_lines: int = Field(
         default=5, ge=1, description="last lines of the log of a cluster's machine that go with the news of its failure"
     )
+    machine_log_chars: int = Field(default=600, ge=1, description="and no more than so many characters of them")
     cluster_look_s: float = Field(
         default=4.0, gt=0, description="how often a cluster is asked for its jobs; more seldom than it answers squeue"
     )

@@ -45,14 +45,23 @@ class Ownership:
             ProviderError: it cannot be written down.
         """
         self._used += 1
+        self.keep()
+        return f"{self._prefix}-{self._used}"
+
+    def keep(self) -> str:
+        """Write the mark down, and return it: for machines whose names others draw.
+
+        Raises:
+            ProviderError: it cannot be written down.
+        """
         text = json.dumps({"mark": self.mark, "at": str(self._path), "used": self._used})
         partial = self._path.with_suffix(".partial")
         try:
             partial.write_text(text + "\n", "utf-8")
             partial.replace(self._path)
         except OSError as error:
-            raise ProviderError(f"the name of a machine cannot be written to {self._path}: {error}") from error
-        return f"{self._prefix}-{self._used}"
+            raise ProviderError(f"the mark of the run's machines cannot be written to {self._path}: {error}") from error
+        return self.mark
 
     def _kept(self) -> dict[str, Any]:
         try:

@@ -229,7 +229,7 @@ class SlurmProvider(BookedProvider):
         how, words = judged(row, details, self._jobs.leave_s + self._limits.cluster_early_s)
         if how == "failed" and (file := details.get("StdOut")):
             try:
-                words += end_of_log(f"its log {file}", await self._slurm.log_lines(Path(file)))
+                words += end_of_log(f"its log {file}", await self._slurm.log_lines(Path(file)), self._limits)
             except (OSError, TimeoutError) as error:
                 words += f"; its log {file} cannot be read: {type(error).__name__}"
         self._over(node, how, words)

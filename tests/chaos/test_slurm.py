@@ -234,6 +234,29 @@ def test_a_machine_whose_time_is_nearly_over_leaves_in_good_order_and_another_jo
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(200)
+def test_functions_are_jobs_of_the_cluster_that_sleep_and_are_given_back(
+    headrace_run: StartRun, job: MakeJob, slurm: SlurmCluster, small_model: Path, tmp_path: Path
+) -> None:
+    """All workers are functions, two at most; one of their jobs is ended. At the end nothing is left."""
+    functions = job(nodes=1, steps=30, partition="spot") | {
+        "rollout": simulated_rollout(small_model, workers=0, length_ranking="history"),
+        "scheduling": {"policy": "planned", "workers_max": 2},
+        "sync": {"mode": "sync"},
+    }
+    functions["provider"] = {"kind": "functions", "machines": "slurm", "slurm": {"partition": "spot"}}
+    run = headrace_run(functions, arguments=["--keys", str(tmp_path / "keys")])
+    run.wait_until("two functions", lambda: {row["node"] for row in run.events("function_ready")} >= {"f0", "f1"})
+    slurm.command("scancel", "-s", "KILL", slurm.id_of("f0"))
+    run.wait_until("its end", lambda: "f0" in {row["node"] for row in run.events("function_ended")})
+    summary = run.finish()
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    assert summary["functions_started"] == len(run.events("function_ordered")) >= 2
+    assert slurm.jobs() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_printed_sbatch_file_runs_the_head_as_a_job_and_submitted_again_goes_on_with_the_run(
     job: MakeJob, slurm: SlurmCluster, tmp_path: Path
