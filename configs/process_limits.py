@@ -115,6 +115,7 @@ class ProcessLimits(BaseModel):
     machine_log_lines: int = Field(
         default=5, ge=1, description="last lines of the log of a cluster's machine that go with the news of its failure"
     )
+    machine_log_chars: int = Field(default=600, ge=1, description="and no more than so many characters of them")
     cluster_look_s: float = Field(
         default=4.0, gt=0, description="how often a cluster is asked for its jobs; more seldom than it answers squeue"
     )
@@ -132,6 +133,12 @@ class ProcessLimits(BaseModel):
     )
     cluster_list_s: float = Field(
         default=60.0, gt=0, description="Kubernetes: all pods are listed so often, should a watch have gone silent"
+    )
+    slurm_claim_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Slurm: a head that is silent for this long owns its jobs no more; a busy controller may take "
+        "seconds for each of its three signs of life",
     )
     cluster_claim_s: float = Field(
         default=15.0, gt=0, description="Kubernetes: a head that is silent for this long owns its pods no more"

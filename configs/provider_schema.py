@@ -67,7 +67,8 @@ class ProviderConfig(SpotConfig):
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"
-    """``functions``: whose machines they are. ``local``: node processes on this machine. ``slurm`` is not built yet."""
+    """``functions``: whose machines they are. ``local``: node processes on this machine. ``slurm``: jobs of a Slurm
+    cluster, as the section ``slurm`` says; what they wait in its queue counts as their start."""
     idle_s: Annotated[float, Field(ge=0)] | None = None
     """``functions``: one that has slept for this long is given back, unless it would be started again at once. Unset:
     once its sleep has cost as much as starting another one does, by the start times measured and ``asleep_price``."""
@@ -82,4 +83,9 @@ class ProviderConfig(SpotConfig):
     @property
     def brings_hosts(self) -> bool:
         """Whether its machines are other hosts, which join at ``cluster.listen``."""
-        return self.kind in ("slurm", "kubernetes")
+        return self.kind == "kubernetes" or self.asks_slurm
+
+    @property
+    def asks_slurm(self) -> bool:
+        """Whether its machines are jobs of Slurm."""
+        return self.kind == "slurm" or (self.kind == "functions" and self.machines == "slurm")

@@ -36,7 +36,9 @@ _OURS: Final = re.compile(
 def check_provider(job: JobConfig) -> list[Found]:
     """The trace itself is read when the run begins."""
     provider, cluster, default = job.provider, job.cluster, ProviderConfig()
-    others = [name for name in _FOREIGN[provider.kind] if getattr(provider, name) != getattr(default, name)]
+    said = ("slurm", "notice_s") if provider.asks_slurm else ()
+    foreign = [name for name in _FOREIGN[provider.kind] if name not in said]
+    others = [name for name in foreign if getattr(provider, name) != getattr(default, name)]
     right = "functions" if others and others[0] in _FUNCTION_KEYS else "local"
     right = others[0] if others and others[0] in ("slurm", "kubernetes") else right
     fix = f"Set provider.kind to {right}, or leave {'the section' if provider.kind == 'none' else 'it'} out"
@@ -46,11 +48,14 @@ def check_provider(job: JobConfig) -> list[Found]:
     if cluster.place_rollout != "elastic":
         wrong = f"{cluster.place_rollout}, but provider.kind is {provider.kind}: its machines would get no workers"
         found.append(("cluster.place_rollout", wrong, "Set it to elastic"))
+    if provider.brings_hosts:
+        found += [*_check_hosts(job), *(_check_slurm(job) if provider.asks_slurm else [])]
     if provider.kind == "functions":
         return [*found, *_check_functions(job)]
-    if provider.brings_hosts:
-        own = _check_slurm(job) if provider.kind == "slurm" else check_kubernetes(provider.kubernetes)
-        return [*found, *_check_hosts(job), *own]
+    if provider.kind == "kubernetes":
+        return [*found, *check_kubernetes(provider.kubernetes)]
+    if provider.kind == "slurm":
+        return found
     if provider.trace is None:
         found.append(("provider.trace", "is missing, and provider.kind is local", "Name a file; see configs/traces"))
     elif not Path(provider.trace).is_file():
@@ -63,7 +68,7 @@ def _check_hosts(job: JobConfig) -> list[Found]:
     """What machines on other hosts need."""
     provider, listen = job.provider, job.cluster.listen
     found: list[Found] = []
-    if provider.nodes_max is None:
+    if provider.nodes_max is None and provider.kind != "functions":
         wrong = f"is missing, and provider.kind is {provider.kind}"
         found.append(("provider.nodes_max", wrong, "Say how many machines are wanted at most"))
     if listen.removeprefix("tcp://").startswith(("127.", "localhost:", "[::1]:")):
@@ -111,8 +116,6 @@ def _check_functions(job: JobConfig) -> list[Found]:
     """What planned generation asks for itself is said by its own checks."""
     provider, scheduling, mode = job.provider, job.scheduling, job.sync.mode
     found: list[Found] = []
-    if provider.machines == "slurm":
-        found.append(("provider.machines", "slurm is not built yet", "Set it to local"))
     if provider.slots != 1:
         wrong = f"{provider.slots}, but provider.kind is functions, and each function is a machine of one worker"
         found.append(("provider.slots", wrong, "Set it to 1"))

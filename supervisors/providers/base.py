@@ -11,17 +11,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import structlog
 
+from configs.limits import Limits
 from supervisors.providers.provider import How, OnEnd, OnNews, OnRuns
 from supervisors.tree.errors import ProviderError
 
 log = structlog.get_logger("headrace.provider")
-
-_SAID_CHARACTERS_MAX: Final = 600
-"""Room for the end of a log in a sentence."""
 
 
 @dataclass
@@ -140,7 +137,7 @@ class BookedProvider(ABC):
         self._take_away(node)
 
 
-def end_of_log(name: str, lines: Sequence[str]) -> str:
+def end_of_log(name: str, lines: Sequence[str], limits: Limits) -> str:
     """What is said of the end of a log, after the words on why its machine has ended."""
     said = " | ".join(line for line in map(str.strip, lines) if line)
-    return f"; {name} ends: {said[-_SAID_CHARACTERS_MAX:]}" if said else f"; {name} says nothing"
+    return f"; {name} ends: {said[-limits.machine_log_chars :]}" if said else f"; {name} says nothing"

@@ -28,7 +28,8 @@ class FunctionMachines:
         self._provider, self._window_s, self._tell = provider, window_s, tell
         self._begun: set[str] = set()
         self._leaving: set[str] = set()
-        provider.on_end = self._ended
+        self._words: dict[str, str] = {}
+        provider.on_end, provider.on_news = self._ended, self._heard
 
     def follow(self, book: str) -> None:
         """The head's book has changed."""
@@ -48,7 +49,13 @@ class FunctionMachines:
             log.warning("a function was not started", node=node, why=str(error))
             self._tell(f"the function {node} was not started: {error}")
 
+    def _heard(self, node: str, words: str) -> None:
+        if self._words.get(node) != words:
+            self._words[node] = words
+            self._tell(f"{node}: {words}")
+
     def _ended(self, node: str, how: How) -> None:
         self._leaving.discard(node)
+        self._words.pop(node, None)
         if how == "failed":
             self._tell(f"the machine of the function {node} has ended by itself")

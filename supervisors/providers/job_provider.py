@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from supervisors.providers.keeper import Keeper
 from supervisors.providers.kubernetes.provider import KubernetesProvider
 from supervisors.providers.local import LocalProvider
 from supervisors.providers.ownership import Ownership
-from supervisors.providers.provider import ClusterProvider
+from supervisors.providers.provider import ClusterProvider, Provider
 from supervisors.providers.replay import Replay, planned
 from supervisors.providers.slurm import SlurmProvider
 from supervisors.providers.slurm_script import MachineJob
@@ -64,12 +65,12 @@ class JobProvider:
         if spot.kind == "none":
             yield
             return
-        if spot.brings_hosts:
-            async with self._kept_at(for_others(join)):
+        if spot.kind == "functions":
+            async with self._functions_at(for_others(join) if spot.brings_hosts else join):
                 yield
             return
-        if spot.kind == "functions":
-            async with self._functions_at(join):
+        if spot.brings_hosts:
+            async with self._kept_at(for_others(join)):
                 yield
             return
         limits, trace = self._job.limits, planned(spot)
@@ -119,9 +120,17 @@ class JobProvider:
     @contextlib.asynccontextmanager
     async def _functions_at(self, join: str) -> AsyncIterator[None]:
         limits = self._job.limits
-        provider = LocalProvider(join=join, slots=1, logs=self._logs, limits=limits, keys=self._keys)
+        provider: Provider
+        if self._job.provider.asks_slurm:
+            mark = Ownership(self._job.name, self._run_dir).keep()
+            provider = cluster = cluster_of(self._job, join, mark, self._logs, self._keys)
+            await cluster.open()
+        else:
+            provider = LocalProvider(join=join, slots=1, logs=self._logs, limits=limits, keys=self._keys)
         self._functions = FunctionMachines(
-            provider, limits.stop_timeout_s, lambda said: self._say({"message": f"provider: {said}"})
+            provider,
+            self._job.provider.notice_s + limits.stop_timeout_s,
+            lambda said: self._say({"message": f"provider: {said}"}),
         )
         try:
             yield
@@ -162,4 +171,4 @@ def cluster_of(job: JobConfig, join: str, mark: str, logs: Path, keys: Path | No
         return KubernetesProvider.of(job, join, mark)
     limits = job.limits
     leave_s = job.provider.notice_s + limits.stop_timeout_s
-    return SlurmProvider(MachineJob(job, join, mark, logs, keys, leave_s), limits)
+    return SlurmProvider(MachineJob(job, join, mark, logs, keys, leave_s, secrets.token_hex(4)), limits)

@@ -2,7 +2,7 @@
 
     machines.json of the run directory: mark, where it was drawn, number of names used
         mark ─▶ on each job of the cluster ─▶ found there at the next start: left by a former life, taken away first
-        head ─▶ beside it: where that life listened ─▶ somebody still answers there: refused, for they are not ours
+        life ─▶ beside it: which process has started the job; which one may, a claim in the cluster decides
 
 Invariants
 - A mark belongs to one run directory at one path: a copy of the directory draws a new one.
@@ -11,8 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import re
 import secrets
@@ -47,14 +45,23 @@ class Ownership:
             ProviderError: it cannot be written down.
         """
         self._used += 1
+        self.keep()
+        return f"{self._prefix}-{self._used}"
+
+    def keep(self) -> str:
+        """Write the mark down, and return it: for machines whose names others draw.
+
+        Raises:
+            ProviderError: it cannot be written down.
+        """
         text = json.dumps({"mark": self.mark, "at": str(self._path), "used": self._used})
         partial = self._path.with_suffix(".partial")
         try:
             partial.write_text(text + "\n", "utf-8")
             partial.replace(self._path)
         except OSError as error:
-            raise ProviderError(f"the name of a machine cannot be written to {self._path}: {error}") from error
-        return f"{self._prefix}-{self._used}"
+            raise ProviderError(f"the mark of the run's machines cannot be written to {self._path}: {error}") from error
+        return self.mark
 
     def _kept(self) -> dict[str, Any]:
         try:
@@ -63,16 +70,3 @@ class Ownership:
             return {"mark": str(kept["mark"]), "at": str(kept["at"]), "used": int(kept["used"])}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-
-
-async def answers(endpoint: str, timeout_s: float) -> bool:
-    """Whether somebody listens at a TCP endpoint: the head of another life, which then lives."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not endpoint.startswith("tcp://") or not port.isdigit():
-        return False
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        writer.close()
-        return True
-    return False

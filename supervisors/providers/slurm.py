@@ -11,7 +11,9 @@ Invariants
   start. Whether an ``sbatch`` that failed has left a job is seen at the next look, by the job's name.
 - A job that has failed is told with the end of its log, where the head's machine can read that.
 - A job that is completing gets no orders; if its node does not end it within ``cluster_end_s``, it is given up.
-- Jobs carry the run's mark in their comment. What has it and is none of ours is cancelled.
+- Jobs carry the run's mark and this head's name in their comment. Those of former lives are cancelled once, when the
+  claim (``slurm_claim.py``) has just been taken; afterwards none but this head's own are touched, since a head that was
+  stopped for long does not know that another one holds the claim now. Its own that are no machine are cancelled.
 - ``close`` ends all of them, also those that were submitted without our knowing.
 """
 
@@ -27,8 +29,8 @@ from typing import Final
 
 from configs.limits import Limits
 from supervisors.providers.base import BookedProvider, end_of_log, log
-from supervisors.providers.ownership import answers
 from supervisors.providers.provider import How
+from supervisors.providers.slurm_claim import SlurmClaim
 from supervisors.providers.slurm_commands import COMPLETING, JobRow, Slurm, SlurmError, seconds
 from supervisors.providers.slurm_script import MachineJob
 from supervisors.tree.errors import ProviderError
@@ -65,42 +67,46 @@ class SlurmProvider(BookedProvider):
         self._machines: dict[str, _Machine] = {}
         self._trouble = ""
         self._woken = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._claim = SlurmClaim(self._slurm, jobs, limits)
+        self._lives: list[asyncio.Task[None]] = []
+        """Tasks that run from ``open`` to ``close``."""
+        self._refused = ""
+        """Sentence on why nothing can be started; empty while it can."""
 
     async def open(self) -> None:
-        """Take away what a former life of this run has left, and ask whether the cluster would give such machines.
+        """Ask whether the cluster would give such machines, own them, and take away what a former life has left.
 
         Raises:
             ProviderError: it would not, in its own words; or another head has this run's machines.
         """
-        mark = self._jobs.mark
-        left = [row for row in await self._slurm.jobs(mark) if not row.is_over]
-        for endpoint in {row.comment.rpartition(" ")[2] for row in left} - {self._jobs.join.partition("?")[0]}:
-            if await answers(endpoint, self._limits.cluster_answer_s):
-                ids = ", ".join(row.id for row in left)
-                raise ProviderError(
-                    f"another head of this run answers at {endpoint}, and the Slurm jobs {ids} are its machines: "
-                    "end that one first"
-                )
-        if left:
-            log.warning("jobs of a former life are cancelled", jobs=[row.id for row in left])
-            await self._cancel(left)
         try:
             await self._slurm.check(self._jobs.options("headrace-check"), self._jobs.script("headrace-check", "spot"))
+            await self._claim.take()
         except SlurmError as error:
             raise ProviderError(f"Slurm would not start the machines of provider.slurm: {error}") from error
-        self._task = asyncio.create_task(self._run(), name="slurm jobs")
+        self._lives = [asyncio.create_task(self._claim.keep(self._lost), name="claim of the jobs")]
+        try:
+            if left := [row for row in await self._living() if not row.comment.startswith(self._jobs.comment)]:
+                log.warning("jobs of a former life are cancelled", jobs=[row.id for row in left])
+                await self._cancel(left)
+        except BaseException:
+            await self.close()
+            raise
+        self._lives.append(asyncio.create_task(self._run(), name="slurm jobs"))
 
     async def close(self) -> None:
         await super().close()
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if self._lives:
+            for task in self._lives:
+                task.cancel()
+            self._lives = []
             await self._sweep()
 
     # ------------------------------------------------------------ orders
 
     def _begin(self, node: str, kind: str) -> None:
+        if self._refused:
+            raise ProviderError(f"{node} cannot be started: {self._refused}")
         self._machines[node] = _Machine(kind)
         self._woken.set()
 
@@ -148,8 +154,8 @@ class SlurmProvider(BookedProvider):
         for node, machine in list(self._machines.items()):
             if machine.state != "NEW":
                 continue
-            if machine.order:
-                self._over(node, "failed", "")
+            if machine.order or self._refused:
+                self._over(node, "failed", self._refused)
                 continue
             machine.state = "ASKED"
             try:
@@ -170,7 +176,7 @@ class SlurmProvider(BookedProvider):
                     machine.order = ""
 
     async def _look(self) -> None:
-        rows = {row.id: row for row in await self._slurm.jobs(self._jobs.mark)}
+        rows = {row.id: row for row in await self._slurm.jobs(self._jobs.comment) if row.name != self._jobs.mark}
         names = {row.name: row for row in rows.values() if not row.is_over}
         for node, machine in list(self._machines.items()):
             if machine.state == "NEW":
@@ -223,7 +229,7 @@ class SlurmProvider(BookedProvider):
         how, words = judged(row, details, self._jobs.leave_s + self._limits.cluster_early_s)
         if how == "failed" and (file := details.get("StdOut")):
             try:
-                words += end_of_log(f"its log {file}", await self._slurm.log_lines(Path(file)))
+                words += end_of_log(f"its log {file}", await self._slurm.log_lines(Path(file)), self._limits)
             except (OSError, TimeoutError) as error:
                 words += f"; its log {file} cannot be read: {type(error).__name__}"
         self._over(node, how, words)
@@ -237,26 +243,36 @@ class SlurmProvider(BookedProvider):
     async def _sweep(self) -> None:
         """Cancel what is left; say so if that cannot be done."""
         try:
-            if left := [row for row in await self._slurm.jobs(self._jobs.mark) if not row.is_over]:
+            if left := [row for row in await self._living() if row.comment.startswith(self._jobs.comment)]:
                 await self._cancel(left)
+            await self._claim.release()
         except ProviderError as error:
             jobs = " ".join(machine.id for machine in self._machines.values() if machine.id)
             self.on_news("slurm", f"{error}; jobs may be left: scancel {jobs}".rstrip())
 
+    async def _living(self) -> list[JobRow]:
+        """Jobs of the run that are not over, whichever head has started them; none of its claims. Raises SlurmError."""
+        mark = self._jobs.mark
+        return [row for row in await self._slurm.jobs(f"{mark} ") if not row.is_over and row.name != mark]
+
+    def _lost(self, why: str) -> None:
+        """Another head owns the run's machines: nothing is started any more."""
+        self._refused = why
+        self.on_news("slurm", why)
+
     async def _cancel(self, rows: list[JobRow]) -> None:
-        """These, and wait until none has the mark any more."""
+        """Wait until all of these are over, too."""
         if living := [row.id for row in rows if row.state != COMPLETING]:
             await self._slurm.cancel(living)
-        loop = asyncio.get_running_loop()
+        loop, ids = asyncio.get_running_loop(), {row.id for row in rows}
         deadline_s = loop.time() + self._limits.cluster_end_s
-        while left := [row for row in await self._slurm.jobs(self._jobs.mark) if not row.is_over]:
+        while left := [row for row in await self._living() if row.id in ids]:
             if loop.time() > deadline_s:
                 log.warning("cancelled jobs do not end", jobs=[row.id for row in left])
                 left = [row for row in left if row.state != COMPLETING]  # what their nodes owe, nobody can hasten
                 if not left:
                     return
-                ids = ", ".join(row.id for row in left)
-                raise ProviderError(f"the cancelled Slurm jobs {ids} do not end")
+                raise ProviderError(f"the cancelled Slurm jobs {', '.join(row.id for row in left)} do not end")
             await asyncio.sleep(self._limits.cluster_look_s / 4)
 
 

@@ -107,6 +107,10 @@ class Slurm:
         """Send the signal to all steps of a running job. Raises SlurmError."""
         await self._ask("scancel", "-s", name, job)
 
+    async def comment(self, job: str, text: str) -> None:
+        """Write the comment of a job anew. Raises SlurmError."""
+        await self._ask("scontrol", "update", f"JobId={job}", f"Comment={text}")
+
     async def cancel(self, jobs: Sequence[str], *, name: str | None = None) -> None:
         """``name``: only if they are called so. Raises SlurmError."""
         await self._ask("scancel", *([f"--name={name}"] if name is not None else []), *jobs)

@@ -25,7 +25,9 @@ class MachineJob:
 
     Args:
         join: the head's endpoint, as the machines reach it.
+        mark: by which the jobs are known as this run's.
         leave_s: how long before the end of a time limit they are told to go.
+        life: random name of this process, by which they are known as this head's.
     """
 
     job: JobConfig
@@ -34,11 +36,12 @@ class MachineJob:
     logs: Path
     keys: Path | None
     leave_s: float
+    life: str
 
     @property
     def comment(self) -> str:
-        """Whose job it is, and of which head; without the key."""
-        return f"{self.mark} {self.join.partition('?')[0]}"
+        """Whose job it is: the run's, and this head's."""
+        return f"{self.mark} {self.life}"
 
     def options(self, node: str) -> list[str]:
         """Options win over variables such as SBATCH_PARTITION; of two that are the same, the later one counts."""

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import re
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +26,7 @@ from small_job import simulated_job, simulated_rollout
 
 pytest.importorskip("lightkube")
 
-from supervisors.testing.run_under_test import HeadraceRun
+from supervisors.testing.run_under_test import HeadraceRun, RunRecord
 from tests.free_ports import free_ports
 from tests.kubernetes.api_server import MISSING, ApiServer
 from tests.kubernetes.kubelet import Kubelet
@@ -167,6 +173,100 @@ def test_pods_are_evicted_killed_and_unheard_of_and_nothing_is_lost_or_trained_t
         run.wait_until("those of a former life gone", lambda: not left & set(pods()))
         run.finish()
         assert (pods(), admin.get(LEASES).json()["items"]) == ([], [])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+def test_the_guides_commands_bring_up_a_head_that_runs_gives_its_pods_back_and_goes_on(
+    server: ApiServer, kubelet: KubeletThread, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of ``deploy/kubernetes`` is applied. The test is the controller of the Job: it makes the head's pod of it."""
+    shell = Guide(server, tmp_path, monkeypatch)
+    preset = yaml.safe_load((ROOT / "configs" / "kubernetes.yaml").read_text())
+    cluster = preset["cluster"] | {"listen": f"tcp://0.0.0.0:{free_ports()}"}
+    limits = {"hand_over_s": 0.5, "cluster_claim_s": 3.0}
+    job = preset | simulated_job(
+        small_model, name=preset["name"], steps=100_000, rollout=simulated_rollout(small_model, workers=1),
+        cluster=cluster, provider=preset["provider"] | {"nodes_max": 2, "notice_s": 5.0}, limits=limits,
+    )  # fmt: skip
+    (shell.place / "configs" / "kubernetes.yaml").write_text(yaml.safe_dump(job))
+    shell.run(*shell.block("headrace keys head-keys"))
+    rights, config_map, head, _logs, steer, delete = shell.block("kubectl apply")
+    shell.run(rights, config_map, head, "kubectl apply -f deploy/kubernetes/network.yaml")
+    run = RunRecord(tmp_path / "pods" / "claims" / "headrace-work" / "runs" / "kubernetes")
+
+    with server.client() as admin:
+
+        def pods() -> dict[str, dict[str, Any]]:
+            return {pod["metadata"]["name"]: pod for pod in admin.get(PODS).json()["items"]}
+
+        def until(what: str, holds: Callable[[], object]) -> None:
+            deadline_s = time.monotonic() + 60
+            while not holds():
+                logs = [file.read_text()[-1500:] for file in (tmp_path / "pods").glob("headrace-head-*.log")]
+                assert time.monotonic() < deadline_s, f"waited for {what}: {logs}"
+                time.sleep(0.1)
+
+        for life in (1, 2):
+            of_job = admin.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/headrace-head").json()
+            template, name = of_job["spec"]["template"], f"headrace-head-{life}"
+            metadata = {"name": name, "labels": template["metadata"]["labels"]}
+            made = admin.post(PODS, json={"metadata": metadata, "spec": template["spec"]})
+            assert made.is_success, made.text
+            before = len(run.rows())
+            machines = {f"kubernetes-{2 * life - 1}", f"kubernetes-{2 * life}"}
+            until("its machines", lambda: machines <= {row["node"] for row in run.events("node_joined")})  # noqa: B023
+            until("steps", lambda: len(run.rows()) > before + 5)  # noqa: B023
+            owners = [pod["metadata"].get("ownerReferences") for pod in pods().values()]
+            uid = made.json()["metadata"]["uid"]
+            assert owners.count([{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}]) == 2
+            said = shell.run(steer.partition(" -- ")[2].replace("/work", str(run.run_dir.parents[1])))
+            assert all(machine in said for machine in machines)
+
+            shell.run(delete.partition(" #")[0])
+            assert admin.request("DELETE", f"{PODS}/{name}").is_success, "with its grace period, as the collector does"
+            until("the end of all", lambda: not pods())
+            assert admin.get(LEASES).json()["items"] == []
+            if life == 1:
+                shell.run(head)
+        assert run.report().clean
+    shell.run(*shell.block("kubectl delete pods,leases"))
+
+
+class Guide:
+    """Commands of the guide, run where the repository's files are copied to: ``kubectl`` is an administrator's."""
+
+    def __init__(self, server: ApiServer, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        guide = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+        self._blocks = [block.strip() for block in re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)]
+        self.place = directory / "repository"
+        shutil.copytree(ROOT / "deploy", self.place / "deploy")
+        (self.place / "configs").mkdir()
+        admin = f"exec {shutil.which('kubectl')} --kubeconfig {server.kubeconfig('admin', NAMESPACE)}"
+        unchecked = '[ "$1" != apply ] || set -- "$@" --validate=false'  # the server is older than some of the fields
+        commands = {"headrace": f'exec {sys.executable} -P -m main "$@"', "kubectl": f'{unchecked}\n{admin} "$@"'}
+        (directory / "bin").mkdir()
+        for name, line in commands.items():
+            (directory / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+            (directory / "bin" / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{directory / 'bin'}:{os.environ['PATH']}")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig("headrace-head", NAMESPACE)))
+
+    def block(self, begins: str) -> list[str]:
+        """The commands of the block that begins so."""
+        (found,) = [block for block in self._blocks if block.startswith(begins)]
+        return found.replace("\\\n", " ").splitlines()
+
+    def run(self, *commands: str) -> str:
+        said = ""
+        for command in commands:
+            done = subprocess.run(
+                ["bash", "-ec", command], cwd=self.place, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+            said += done.stdout
+        return said
 
 
 def test_a_run_whose_head_lacks_rights_ends_with_the_clusters_sentence(

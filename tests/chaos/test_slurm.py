@@ -19,6 +19,7 @@ from supervisors.providers.keeper import Keeper
 from supervisors.providers.slurm import SlurmProvider
 from supervisors.providers.slurm_script import MachineJob
 from supervisors.testing.run_under_test import HeadraceRun, RunRecord
+from supervisors.tree.errors import ProviderError
 from tests.free_ports import free_ports
 from tests.slurm_cluster import GRACE_S, SlurmCluster, slurm_cluster
 from tests.smallest_job import smallest_job
@@ -48,7 +49,13 @@ def job(small_model: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             rollout=simulated_rollout(small_model, workers=1),
             cluster=preset["cluster"] | {"listen": f"tcp://0.0.0.0:{free_ports()}"},
             provider=preset["provider"] | {"nodes_max": nodes, "notice_s": notice_s, "slurm": slurm},
-            limits={"cluster_look_s": 0.5, "machine_retry_s": 1.0, "hand_over_s": 0.5, "machine_join_s": 20.0},
+            limits={
+                "cluster_look_s": 0.5,
+                "machine_retry_s": 1.0,
+                "hand_over_s": 0.5,
+                "machine_join_s": 20.0,
+                "slurm_claim_s": 3.0,
+            },
         )
 
     return made
@@ -89,7 +96,7 @@ def test_machines_are_preempted_lost_and_unheard_of_and_nothing_is_lost_or_train
         {row["node"]: row["time_s"] for row in run.events(f"node_{what}")} for what in ("draining", "left")
     )
     assert all(left_s[node] - told_s[node] < GRACE_S for node in gone), "they have left in good order, and in time"
-    slurm.until("two that wait", lambda: list(slurm.jobs().values()).count("PENDING") == 2)
+    slurm.until("two that wait, and the head's claim", lambda: list(slurm.jobs().values()).count("PENDING") == 3)
     run.wait_until("its reason", lambda: "waits: " in run.last_words())
     slurm.command("scancel", "--name", "others")
     run.wait_until("four again", lambda: len(working(run)) == 4)
@@ -155,7 +162,7 @@ def test_a_machine_whose_environment_hangs_is_ended_with_what_it_has_said_last(
     told, numbers = list[str](), itertools.count(1)
 
     async def main() -> None:
-        provider = SlurmProvider(MachineJob(job, "tcp://head:1", "headrace-hangs", tmp_path, None, 5.0), limits)
+        provider = SlurmProvider(MachineJob(job, "tcp://head:1", "headrace-hangs", tmp_path, None, 5.0, "life"), limits)
         await provider.open()
         keeper = Keeper(
             provider, lambda: f"hangs-{next(numbers)}", "spot", target=1, window_s=2.0, limits=limits, tell=told.append
@@ -164,13 +171,45 @@ def test_a_machine_whose_environment_hangs_is_ended_with_what_it_has_said_last(
         async with asyncio.timeout(30):
             while not any("failed" in said for said in told):
                 await asyncio.sleep(0.05)
-        assert not slurm.jobs()
+        assert set(slurm.jobs()) == {"headrace-hangs"}, "the head's claim"
         await keeper.close()
+        assert not slurm.jobs()
 
     asyncio.run(main())
     assert told[-1].startswith("hangs-1 failed (it has run for 1 s and not joined the head; the job ")
     assert f"its log {tmp_path}/hangs-1.log ends: pulling image" in told[-1]
     assert "the next one is tried in" in told[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_of_two_heads_of_one_run_that_start_at_the_same_time_one_is_refused_and_the_other_keeps_its_machine(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """They run on two hosts and do not see each other's locks; both begin before either has a job."""
+    limits = Limits(stop_timeout_s=2.0, cluster_look_s=0.4, slurm_claim_s=1.5)
+    job = smallest_job(provider={"slurm": {"partition": "spot", "environment": "sleep 600"}})
+
+    def head(life: str) -> SlurmProvider:
+        return SlurmProvider(MachineJob(job, "tcp://head:1", "headrace-two", tmp_path, None, 5.0, life), limits)
+
+    async def main() -> None:
+        heads = [head("aaaa"), head("bbbb")]
+        ended = await asyncio.gather(*(one.open() for one in heads), return_exceptions=True)
+        (owner,) = [one for one, error in zip(heads, ended, strict=True) if error is None]
+        (refusal,) = [str(error) for error in ended if error is not None]
+        assert refusal.startswith("another head owns the machines of this run: the head on ")
+        ran = asyncio.Event()
+        owner.on_runs = lambda node: ran.set()
+        owner.start("two-1", "spot")
+        await asyncio.wait_for(ran.wait(), 30)
+        with pytest.raises(ProviderError, match="and is alive"):
+            await head("cccc").open()
+        assert set(slurm.jobs()) == {"headrace-two", "two-1"}
+        await owner.close()
+        assert not slurm.jobs()
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow
@@ -190,6 +229,29 @@ def test_a_machine_whose_time_is_nearly_over_leaves_in_good_order_and_another_jo
     run.interrupt()
     summary = run.finish(state="interrupted")
     assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    assert slurm.jobs() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_functions_are_jobs_of_the_cluster_that_sleep_and_are_given_back(
+    headrace_run: StartRun, job: MakeJob, slurm: SlurmCluster, small_model: Path, tmp_path: Path
+) -> None:
+    """All workers are functions, two at most; one of their jobs is ended. At the end nothing is left."""
+    functions = job(nodes=1, steps=30, partition="spot") | {
+        "rollout": simulated_rollout(small_model, workers=0, length_ranking="history"),
+        "scheduling": {"policy": "planned", "workers_max": 2},
+        "sync": {"mode": "sync"},
+    }
+    functions["provider"] = {"kind": "functions", "machines": "slurm", "slurm": {"partition": "spot"}}
+    run = headrace_run(functions, arguments=["--keys", str(tmp_path / "keys")])
+    run.wait_until("two functions", lambda: {row["node"] for row in run.events("function_ready")} >= {"f0", "f1"})
+    slurm.command("scancel", "-s", "KILL", slurm.id_of("f0"))
+    run.wait_until("its end", lambda: "f0" in {row["node"] for row in run.events("function_ended")})
+    summary = run.finish()
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    assert summary["functions_started"] == len(run.events("function_ordered")) >= 2
     assert slurm.jobs() == {}
 
 

@@ -34,7 +34,8 @@ def test_a_job_with_functions_is_let_through() -> None:
     ("sections", "field", "says"),
     [
         ({"cluster": {"place_rollout": "local"}}, "cluster.place_rollout", "local, but provider.kind is functions"),
-        ({"provider": {"kind": "functions", "machines": "slurm"}}, "provider.machines", "slurm is not built yet"),
+        ({"provider": {"kind": "functions", "machines": "slurm"}}, "cluster.listen", "from the head's machine only"),
+        ({"provider": {"kind": "functions", "slurm": {"partition": "a"}}}, "provider.slurm", "is set, but"),
         ({"provider": {"kind": "functions", "slots": 2}}, "provider.slots", "2, but"),
         ({"provider": {"kind": "functions", "trace": "a.csv"}}, "provider.trace", "is set, but provider.kind is func"),
         ({"provider": {"kind": "local", "trace": __file__, "idle_s": 1.0}}, "provider.idle_s", "kind is local"),

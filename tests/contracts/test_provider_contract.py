@@ -102,7 +102,7 @@ def on_a_slurm_cluster(scene: Scene, directory: Path) -> None:
         head = Head(run_root=directory, listen=f"ipc://{directory}/head", limits=LIMITS)
         await head.start()
         job = smallest_job(provider={"slurm": {"partition": "spot"}})
-        provider = SlurmProvider(MachineJob(job, head.endpoint, "headrace-test", directory, None, 5.0), LIMITS)
+        provider = SlurmProvider(MachineJob(job, head.endpoint, "headrace-test", directory, None, 5.0, "life"), LIMITS)
         await provider.open()
 
         def dies(node: str) -> None:

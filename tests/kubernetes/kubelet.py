@@ -14,6 +14,8 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ class Kubelet:
     def __init__(self, client: httpx2.AsyncClient, namespace: str, directory: Path) -> None:
         self._client = client
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
-        self._secrets = f"/api/v1/namespaces/{namespace}/secrets"
+        self._of = f"/api/v1/namespaces/{namespace}"
         self._directory = directory
         self._seen: set[str] = set()
         self._lives: dict[str, asyncio.Task[None]] = {}
@@ -111,7 +113,9 @@ class Kubelet:
             return await self.say(name, self._status("Pending", image, {"waiting": waiting}))
         command = await self._command(name, spec)
         with (self._directory / f"{name}.log").open("wb") as log:
-            self.processes[name] = process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+            self.processes[name] = process = await asyncio.create_subprocess_exec(
+                *command, stdout=log, stderr=log, env=_environment(pod)
+            )
         await self.say(name, self._status("Running", image, {"running": {"startedAt": "2026-01-01T00:00:00Z"}}))
         code = await process.wait()
         code = 128 - code if code < 0 else code
@@ -134,24 +138,41 @@ class Kubelet:
         return {"phase": phase, "conditions": [SCHEDULED], "containerStatuses": [container | {"state": state}]}
 
     async def _command(self, name: str, spec: dict[str, Any]) -> list[str]:
-        """With the pod's own directories, secrets in them as they are mounted."""
-        places = dict[str, str]()
-        mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0].get("volumeMounts", [])}
+        """With directories of this machine in place of the pod's own; a claim's is that of all pods that mount it."""
+        places = dict[str, Path]()
+        container = spec["containers"][0]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts", [])}
         for volume in spec.get("volumes", []):
-            place = self._directory / name / volume["name"]
-            place.mkdir(parents=True)
-            places[mounts[volume["name"]]] = str(place)
-            if secret := volume.get("secret"):
-                data = (await self._ask("GET", f"{self._secrets}/{secret['secretName']}")).json()["data"]
-                for item in secret["items"]:
-                    file = place / item["path"]
-                    file.parent.mkdir(exist_ok=True)
-                    file.write_bytes(base64.b64decode(data[item["key"]]))
-        command = spec["containers"][0]["command"]
-        for mount, place in places.items():
-            if mount != "/dev/shm":
-                command = [part.replace(mount, place) for part in command]
-        return command
+            claim = volume.get("persistentVolumeClaim")
+            place = self._directory / ("claims" if claim else name) / (claim["claimName"] if claim else volume["name"])
+            place.mkdir(parents=True, exist_ok=True)
+            places[mounts[volume["name"]]] = place
+            await self._fill(place, volume)
+        places.pop("/dev/shm", None)
+        inside = re.compile("|".join(map(re.escape, sorted(places, key=len, reverse=True))) or r"(?!)")
+        words = container["command"] + container.get("args", [])
+        return [inside.sub(lambda found: str(places[found.group()]), word) for word in words]
+
+    async def _fill(self, place: Path, volume: dict[str, Any]) -> None:
+        """What a Secret or a ConfigMap holds, as it is mounted."""
+        if secret := volume.get("secret"):
+            data = (await self._ask("GET", f"{self._of}/secrets/{secret['secretName']}")).json()["data"]
+            for item in secret["items"]:
+                file = place / item["path"]
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(base64.b64decode(data[item["key"]]))
+        if found := volume.get("configMap"):
+            for key, text in (await self._ask("GET", f"{self._of}/configmaps/{found['name']}")).json()["data"].items():
+                (place / key).write_text(text)
+
+
+def _environment(pod: dict[str, Any]) -> dict[str, str]:
+    """Variables of a pod's process; fields are those of its metadata."""
+    found = dict(os.environ)
+    for variable in pod["spec"]["containers"][0].get("env", []):
+        field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "").removeprefix("metadata.")
+        found[variable["name"]] = pod["metadata"][field] if field else variable["value"]
+    return found
 
 
 def _signal(process: asyncio.subprocess.Process, number: int) -> None:

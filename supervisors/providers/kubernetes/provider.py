@@ -196,7 +196,8 @@ class KubernetesProvider(BookedProvider):
         """With its pod its log will be gone."""
         name = f"the log of its pod {machine.pod}"
         try:
-            words = end_of_log(name, await self._api.log(machine.pod, self._limits.machine_log_lines))
+            lines = await self._api.log(machine.pod, self._limits.machine_log_lines)
+            words = end_of_log(name, lines, self._limits)
         except ProviderError as error:
             next_one = f"kubectl logs -f -n {self._api.namespace} -l {RUN}={self._owner.mark}"
             words = f"; {name} cannot be read: {error}; look at the next one's: {next_one}"

@@ -40,6 +40,10 @@ def test_machines_follow_the_book_and_what_ends_by_itself_or_cannot_be_had_is_to
     machines.follow(book.encode())
     assert provider.running == {"f0": KIND, "f2": KIND}
     assert told == ["the function f1 was not started: no slot"]
+    for _ in range(2):
+        provider.on_news("f0", "the job 1 waits: Priority")
+    assert told[1:] == ["f0: the job 1 waits: Priority"]
+    del told[1:]
     book.there.remove(first)
     for _ in range(3):  # a second order would end it at once, before its worker has handed anything back
         machines.follow(book.encode())

@@ -1,9 +1,9 @@
-"""What the provider makes of a Slurm that answers late, wrongly or not at all, in virtual time; its jobs as text."""
+"""What the provider makes of a Slurm that answers late, wrongly or not at all, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-import shlex
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +13,16 @@ import pytest
 
 from configs.limits import Limits
 from supervisors.providers.provider import How
-from supervisors.providers.slurm import SlurmProvider, judged
-from supervisors.providers.slurm_commands import JobRow, Slurm, SlurmError, seconds
+from supervisors.providers.slurm import SlurmProvider
+from supervisors.providers.slurm_commands import JobRow, Slurm, SlurmError
 from supervisors.providers.slurm_script import MachineJob
 from supervisors.tree.errors import ProviderError
 from tests.smallest_job import smallest_job
 from transport.sim.loop import SimulatedLoop
 
-LIMITS = Limits(stop_timeout_s=5.0, cluster_look_s=1.0, cluster_end_s=10.0)
+LIMITS = Limits(stop_timeout_s=5.0, cluster_look_s=1.0, cluster_end_s=10.0, slurm_claim_s=6.0)
 MARK = "headrace-j-12345678"
-JOB = MachineJob(smallest_job(), "tcp://head:7001?key=ab", MARK, Path("/logs"), Path("/keys"), 7.5)
+JOB = MachineJob(smallest_job(), "tcp://head:7001?key=ab", MARK, Path("/logs"), Path("/keys"), 7.5, "life")
 
 
 class Controller(Slurm):
@@ -33,6 +33,7 @@ class Controller(Slurm):
         self.rows: dict[str, JobRow] = {}
         self.said: list[str] = []
         self.away = self.forgets = False
+        self._claims = 0
         self.refuses = ""
         self.logs: dict[str, list[str]] = {}
         """Job → what it has said; none: nobody knows of logs."""
@@ -50,7 +51,7 @@ class Controller(Slurm):
             raise SlurmError(f"Kill job error on job id {min(stuck)}: Job/step already completing or completed")
 
     def add(self, name: str, comment: str = JOB.comment) -> str:
-        number = str(len(self.rows) + 1)
+        number = str(sum(row.name != MARK for row in self.rows.values()) + 1)
         self.rows[number] = JobRow(number, self.queue[0], "n1", self.queue[1], name, comment)
         return number
 
@@ -58,7 +59,11 @@ class Controller(Slurm):
         self.rows[job] = replace(self.rows[job], state=state)
 
     def alive(self) -> list[str]:
-        return [row.name for row in self.rows.values() if not row.is_over]
+        """Names of all but claims."""
+        return [row.name for row in self.rows.values() if not row.is_over and row.name != MARK]
+
+    def claims(self) -> list[str]:
+        return [row.comment.split()[1] for row in self.rows.values() if not row.is_over and row.name == MARK]
 
     async def check(self, options: Sequence[str], script: str) -> None:
         self._heard("check")
@@ -66,18 +71,26 @@ class Controller(Slurm):
             raise SlurmError(self.refuses)
 
     async def submit(self, options: Sequence[str], script: str) -> str:
-        name = next(word.partition("=")[2] for word in options if word.startswith("--job-name="))
+        given = dict(word.split("=", 1) for word in options if "=" in word)
+        name, comment = given["--job-name"], given["--comment"]
+        if "--hold" in options:
+            self._claims += 1
+            number = f"90{self._claims}"
+            self.rows[number] = JobRow(number, "PENDING", "", "JobHeldUser", name, comment)
+            return number
         self._heard(f"submit {name}")
         if self.refuses:
             raise SlurmError(self.refuses)
-        number = self.add(name)
+        number = self.add(name, comment)
         if self.forgets:
             raise SlurmError("sbatch has not answered within 1 s")
         return number
 
     async def jobs(self, comment_begins: str) -> list[JobRow]:
         self._heard("look")
-        return [row for row in self.rows.values() if row.comment.startswith(comment_begins)]
+        found = [row for row in self.rows.values() if row.comment.startswith(comment_begins)]
+        await asyncio.sleep(0.01)  # what is heard is old by then
+        return found
 
     async def details(self, job: str) -> Mapping[str, str]:
         return {"StdOut": f"/logs/{job}", "ExitCode": "0:9"} if self.logs else {}
@@ -90,6 +103,11 @@ class Controller(Slurm):
         self._say_no([job])
         self.end(job, "COMPLETED" if name == "TERM" else "CANCELLED")
 
+    async def comment(self, job: str, text: str) -> None:
+        if self.away:
+            raise SlurmError("Unable to contact slurm controller")
+        self.rows[job] = replace(self.rows[job], comment=text)
+
     async def cancel(self, jobs: Sequence[str], *, name: str | None = None) -> None:
         self._heard(f"cancel {' '.join(jobs)}")
         self._say_no(jobs)
@@ -98,11 +116,11 @@ class Controller(Slurm):
 
 
 class Place:
-    """A provider with its controller, and what it told."""
+    """A provider with its controller, and what it told. ``life``: name of its head."""
 
-    def __init__(self) -> None:
-        self.slurm = Controller()
-        self.provider = SlurmProvider(JOB, LIMITS, self.slurm)
+    def __init__(self, slurm: Controller | None = None, life: str = "life") -> None:
+        self.slurm = slurm or Controller()
+        self.provider = SlurmProvider(replace(JOB, life=life), LIMITS, self.slurm)
         self.ends, self.news = list[tuple[str, How]](), list[tuple[str, str]]()
         self.provider.on_end = lambda node, how: self.ends.append((node, how))
         self.provider.on_news = lambda node, words: self.news.append((node, words))
@@ -114,7 +132,7 @@ def play(scene: Callable[[Place], Awaitable[None]]) -> None:
         await place.provider.open()
         await scene(place)
         await place.provider.close()
-        assert place.slurm.alive() == []
+        assert place.slurm.alive() == place.slurm.claims() == []
 
     run(main())
 
@@ -286,7 +304,7 @@ def test_a_job_that_completes_for_ever_gets_no_orders_and_is_replaced() -> None:
 def test_a_former_life_whose_job_completes_for_ever_does_not_keep_the_run_from_going_on() -> None:
     async def main() -> None:
         place = Place()
-        place.slurm.add("j-1")
+        place.slurm.add("j-1", f"{MARK} former")
         cancel = place.slurm.cancel
 
         async def begins_to_end(jobs: Sequence[str], *, name: str | None = None) -> None:
@@ -315,115 +333,77 @@ def test_a_job_whose_comment_is_not_ours_any_more_is_cancelled() -> None:
     play(scene)
 
 
-def test_what_a_former_life_left_is_cancelled_first_and_what_the_cluster_refuses_ends_the_start() -> None:
+def test_what_the_cluster_refuses_ends_the_start_in_its_own_words_and_leaves_nothing() -> None:
     async def main() -> None:
         place = Place()
-        place.slurm.add("j-1")
+        place.slurm.add("j-1", f"{MARK} former")
         place.slurm.refuses = "sbatch: error: invalid partition specified: nope"
         with pytest.raises(ProviderError, match=r"provider.slurm.*invalid partition specified: nope"):
             await place.provider.open()
-        assert place.slurm.said == ["look", "cancel 1", "look", "check"]
+        assert (place.slurm.said, place.slurm.claims()) == (["check"], [])
 
     run(main())
 
 
-def test_another_head_that_answers_keeps_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two heads with the same mark: of one run directory, on two hosts whose locks do not meet."""
-
-    async def answers(endpoint: str, timeout_s: float) -> bool:
-        return endpoint == "tcp://other:7001"
-
-    monkeypatch.setattr("supervisors.providers.slurm.answers", answers)
+def test_of_two_heads_that_start_at_the_same_time_one_is_refused_and_touches_nothing() -> None:
+    """They have the same mark: of one run directory, on two hosts whose locks do not meet. Neither has a job."""
 
     async def main() -> None:
-        place = Place()
-        place.slurm.add("j-1", f"{MARK} tcp://other:7001")
-        with pytest.raises(ProviderError, match=r"answers at tcp://other:7001, and the Slurm jobs 1 are"):
-            await place.provider.open()
-        assert place.slurm.alive() == ["j-1"]
+        first = Place()
+        second = Place(first.slurm, "other")
+        ended = await asyncio.gather(first.provider.open(), second.provider.open(), return_exceptions=True)
+        assert ended[0] is None
+        assert re.match(
+            r"another head owns the machines of this run: the head on \S+ holds the Slurm job 901", str(ended[1])
+        )
+        first.provider.start("a", "spot")
+        await asyncio.sleep(20)
+        third = Place(first.slurm, "third")
+        with pytest.raises(
+            ProviderError, match="and is alive; end that one, or start this one with a run directory of"
+        ):
+            await third.provider.open()
+        await third.provider.close()
+        await second.provider.close()
+        await asyncio.sleep(20)
+        assert (first.slurm.alive(), first.slurm.claims()) == (["a"], ["life"])
+        assert first.news == [("a", "the job 1 runs on n1")]
+        await first.provider.close()
+        assert first.slurm.alive() == first.slurm.claims() == []
 
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("state", "details", "how", "says"),
-    [
-        ("PREEMPTED", {}, "taken", "the job 7 was preempted on n1"),
-        ("COMPLETED", {"PreemptTime": "2026-01-01T00:00:00"}, "taken", "was preempted"),
-        ("TIMEOUT", {}, "taken", "reached its time limit"),
-        ("NODE_FAIL", {}, "taken", "lost its node on n1"),
-        ("COMPLETED", {"RunTime": "03:59:00", "TimeLimit": "04:00:00"}, "taken", "before its time limit of 04:00:00"),
-        ("COMPLETED", {"RunTime": "00:01:00", "TimeLimit": "04:00:00", "ExitCode": "0:0"}, "failed", "exit code 0:0"),
-        ("COMPLETED", {"RunTime": "00:01:00", "TimeLimit": "UNLIMITED"}, "failed", "COMPLETED"),
-        ("FAILED", {"ExitCode": "127:0", "PreemptTime": "None"}, "failed", "is over: FAILED, exit code 127:0, on n1"),
-        ("CANCELLED", {}, "failed", "the job 7 is over: CANCELLED"),
-    ],
-)  # fmt: skip
-def test_what_the_cluster_took_is_told_from_what_failed(
-    state: str, details: dict[str, str], how: How, says: str
-) -> None:
-    row = JobRow("7", state, "n1", "None", "a", MARK)
-    found = judged(row, details, 67.5)
-    assert found[0] == how
-    assert says in found[1]
-
-
-def test_a_job_is_one_step_of_one_node_and_what_users_add_cannot_change_that() -> None:
-    slurm = {
-        "partition": "spot", "account": "lab", "time_limit": "4:00:00", "sbatch": ["--gres=gpu:4 -C h100"],
-        "environment": "module load cuda\nsource venv/bin/activate", "command": "apptainer exec img headrace",
-    }  # fmt: skip
-    job = smallest_job(provider={"kind": "slurm", "nodes_max": 2, "slots": 2, "notice_s": 60, "slurm": slurm})
-    machine = replace(JOB, job=job)
-    options = machine.options("j-1")
-    for option in ("--partition=spot", "--account=lab", "--time=4:00:00", "--gres=gpu:4", "--exclusive", "h100"):
-        assert option in options
-    assert options[-6:] == ["--job-name=j-1", f"--comment={MARK} tcp://head:7001", "--nodes=1", "--ntasks=1",
-                            "--no-requeue", "--signal=TERM@8"]  # fmt: skip
-    lines = machine.script("j-1", "spot").splitlines()
-    assert lines[:3] == ["#!/bin/bash", "module load cuda", "source venv/bin/activate"]
-    words = shlex.split(lines[3])
-    assert words[:8] == ["exec", "srun", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "apptainer", "exec", "img"]
-    assert words[8:] == ["headrace", "node", "--join", "tcp://head:7001?key=ab", "--name", "j-1", "--kind", "spot",
-                         "--slots", "2", "--notice", "60", "--keys", "/keys"]  # fmt: skip
-    shared = smallest_job(provider={"slurm": {"exclusive": False, "keys": "/local/keys"}})
-    assert "--exclusive" not in replace(JOB, job=shared).options("j-1")
-    assert "/local/keys" in replace(JOB, job=shared).script("j-1", "spot")
-
-
-def test_times_are_read_as_slurm_writes_them() -> None:
-    assert [seconds(text) for text in ("00:00:09", "04:00:00", "2-01:00:00")] == [9, 14400, 176400]
-    assert seconds("UNLIMITED") == seconds("Partition_Limit") == float("inf")
-
-
-def test_commands_have_a_deadline_and_say_in_their_own_words_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fakes on the PATH; a head that is a job itself does not hand its own variables on."""
-    row, foreign = f"1|RUNNING|n1|None|a|{MARK} x|y", "$SLURM_JOB_ID$SQUEUE_PARTITION$CUDA_VISIBLE_DEVICES$SBATCH_WAIT"
-    for name, line in {
-        "sbatch": "echo 'sbatch: error: Invalid account' >&2; exit 1",
-        "squeue": f'[ -z "{foreign}" ] && echo "{row}"; echo "2|RUNNING|n1|None|b|other"',
-        "scancel": "exec sleep 100",
-        "scontrol": "echo JobId=1 JobState=COMPLETED RunTime=00:00:09",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_JOB_ID", "5")
-    for name in ("SQUEUE_PARTITION", "CUDA_VISIBLE_DEVICES", "SBATCH_WAIT"):
-        monkeypatch.setenv(name, "0")
-
+def test_what_a_head_that_is_gone_has_left_is_cancelled_first_and_if_it_wakes_up_it_touches_nothing() -> None:
     async def main() -> None:
-        slurm = Slurm(2.0, 5)
-        assert await slurm.jobs(MARK) == [JobRow("1", "RUNNING", "n1", "None", "a", f"{MARK} x|y")]
-        assert (await slurm.details("1"))["RunTime"] == "00:00:09"
-        with pytest.raises(SlurmError, match="sbatch: error: Invalid account"):
-            await slurm.submit([], "#!/bin/sh\n")
-        with pytest.raises(SlurmError, match=r"scancel has not answered within 0.3 s"):
-            await Slurm(0.3, 5).cancel(["1"])
-        monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-        with pytest.raises(SlurmError, match=r"sbatch cannot be run.*on its PATH"):
-            await slurm.check([], "#!/bin/sh\n")
+        first = Place()
+        await first.provider.open()
+        first.provider.start("a", "spot")
+        await asyncio.sleep(3)
+        for task in first.provider._lives:
+            task.cancel()  # as if its process were stopped
+        second = Place(first.slurm, "other")
+        await second.provider.open()
+        assert (first.slurm.alive(), first.slurm.claims()) == ([], ["other"])
+        second.provider.start("b", "spot")
+        await asyncio.sleep(3)
 
-    asyncio.run(main())
+        first.provider._lives = [asyncio.create_task(first.provider._run())]  # it wakes up, and does not know yet
+        await first.provider._claim.keep(first.provider._lost)
+        assert "owns the machines of this run now" in first.news[-1][1]
+        with pytest.raises(ProviderError, match="cannot be started: the head on"):
+            first.provider.start("c", "spot")
+        await first.provider.close()
+        assert (first.slurm.alive(), first.slurm.claims()) == (["b"], ["other"])
+        await second.provider.close()
+
+    run(main())
+
+
+def test_a_claim_that_somebody_cancels_is_made_anew() -> None:
+    async def scene(place: Place) -> None:
+        place.slurm.end("901", "CANCELLED")
+        await asyncio.sleep(3)
+        assert place.slurm.claims() == ["life"]
+
+    play(scene)

@@ -1,0 +1,116 @@
+"""Which head owns the Slurm jobs of a run: a job that is held for ever, whose comment its head renews.
+
+    others' claims ─▶ watched for slurm_claim_s ─┬─ one is renewed, or new ─▶ refused: another head is alive
+                                                 └─ silent ─▶ ours is submitted, held ─▶ renewed ─▶ … ─▶ cancelled
+                      two at the same time: the one that was submitted first, which both see, stays
+
+Invariants
+- Clocks are not compared: a holder is alive if the comment of its claim changes while it is watched.
+- Whoever has submitted a claim looks for older ones before it touches any other job of the run.
+- A Slurm that is away ends no claim: whoever wants to take it could not ask Slurm either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from configs.limits import Limits
+from supervisors.providers.slurm_commands import JobRow, Slurm, SlurmError
+from supervisors.providers.slurm_script import MachineJob
+from supervisors.tree.errors import ProviderError
+
+LOOKS: Final = 10
+"""Number of looks at others' claims before they count as left behind."""
+RENEWALS: Final = 3
+"""Number of renewals within the time after which a silent holder is given up."""
+_SCRIPT: Final = """#!/bin/bash
+# It is held for ever, and says that a head is alive which owns the other jobs of its run. There is nothing to run.
+"""
+
+
+class SlurmClaim:
+    """It is taken with ``take``, and kept for as long as ``keep`` runs."""
+
+    def __init__(self, slurm: Slurm, jobs: MachineJob, limits: Limits) -> None:
+        self._slurm, self._jobs, self._silent_s = slurm, jobs, limits.slurm_claim_s
+        self._id = ""
+        self._renewals = 0
+
+    async def take(self) -> None:
+        """Own the run's jobs from now on.
+
+        Raises:
+            SlurmError: the cluster refuses, or does not answer.
+            ProviderError: another head owns them.
+        """
+        silent = {row.id: row.comment for row in await self._others()}
+        for _ in range(LOOKS if silent else 0):
+            await asyncio.sleep(self._silent_s / LOOKS)
+            for row in await self._others():
+                if silent.get(row.id) != row.comment:
+                    raise _refused(row)
+        await self._submit()
+        older = [row for row in await self._others() if row.id not in silent and int(row.id) < int(self._id)]
+        if older:
+            await self.release()
+            raise _refused(older[0])
+        if silent:
+            await self._slurm.cancel(list(silent))
+
+    async def keep(self, lost: Callable[[str], None]) -> None:
+        """Renew it until cancelled. ``lost`` is told, once, that another head has taken it."""
+        while True:
+            await asyncio.sleep(self._silent_s / RENEWALS)
+            try:
+                if await self._is_there():
+                    self._renewals += 1
+                    await self._slurm.comment(self._id, self._comment)
+                    continue
+                if not (others := await self._others()):
+                    await self._submit()  # somebody cancelled it
+                    continue
+            except SlurmError:
+                continue  # it is no news; those who start machines tell of it
+            self._id = ""
+            lost(f"{_holder(others[0])} owns the machines of this run now")
+            return
+
+    async def release(self) -> None:
+        """Whoever comes next need not wait. Raises SlurmError."""
+        if self._id:
+            claim, self._id = self._id, ""
+            await self._slurm.cancel([claim], name=self._jobs.mark)
+
+    @property
+    def _comment(self) -> str:
+        return f"{self._jobs.comment} {socket.gethostname()} {self._renewals}"
+
+    async def _submit(self) -> None:
+        name = self._jobs.mark
+        options = [*self._jobs.options(name), "--hold", "--output=/dev/null", f"--comment={self._comment}"]
+        self._id = await self._slurm.submit(options, _SCRIPT)
+
+    async def _is_there(self) -> bool:
+        return any(row.id == self._id and not row.is_over for row in await self._slurm.jobs(self._jobs.comment))
+
+    async def _others(self) -> list[JobRow]:
+        """Claims of other heads of this run, oldest first."""
+        name, own = self._jobs.mark, self._jobs.comment
+        rows = [row for row in await self._slurm.jobs(f"{name} ") if row.name == name and not row.is_over]
+        return sorted((row for row in rows if not row.comment.startswith(own)), key=lambda row: int(row.id))
+
+
+def _refused(claim: JobRow) -> ProviderError:
+    return ProviderError(
+        f"another head owns the machines of this run: {_holder(claim)}, and is alive; end that one, or start this one "
+        "with a run directory of its own"
+    )
+
+
+def _holder(claim: JobRow) -> str:
+    """Who holds a claim, in words."""
+    words = claim.comment.split()
+    return f"the head on {words[2] if len(words) > 2 else 'a machine that is not named'} holds the Slurm job {claim.id}"
