@@ -5,6 +5,8 @@
 
 Invariants
 - Whoever ends an episode has its key, and ends it once: said again, the same is answered, and nothing changes.
+- Whoever asks for an episode again with one ``Idempotency-Key`` gets the one that was begun for it: an answer that is
+  lost on its way would else leave an episode that nobody drives, until ``environment.episode_s`` are over.
 - Where environment workers drive the episodes, an agent can neither begin one nor reward itself.
 """
 
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -31,6 +34,9 @@ from actors.protocol.episodes import EpisodeEnded, EpisodeLeased, LeaseEpisode
 from actors.protocol.failures import Acknowledged, Failure, FailureKind
 from configs.schema import JobConfig
 
+_ASKED_AS: Final = "Idempotency-Key"
+"""Header with a text of the agent's choice, the same whenever it repeats a question."""
+
 
 class EpisodeRoutes:
     """It serves agents outside. ``base_url``: where they reach the model."""
@@ -40,6 +46,8 @@ class EpisodeRoutes:
     ) -> None:
         self._ctx, self._http, self._hub, self._job, self._base_url = ctx, http, hub, job, base_url
         self._examples: Examples | None = None
+        self._begun: OrderedDict[str, tuple[float, dict[str, Any]] | None] = OrderedDict()
+        """Time and answer of what was begun lately, by how it was asked for; None: it is being begun."""
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_post("/v1/episodes", self.begin)
@@ -51,20 +59,41 @@ class EpisodeRoutes:
             raise HttpProblem(401, "not_admin", "episodes are begun with the admin key: the text of RUN/gateway.key")
         self._check_kind()
         await self._http.body(request)
+        asked_as = request.headers.get(_ASKED_AS, "")
+        return as_json(await (self._begin_once(asked_as) if asked_as else self._begin()))
+
+    async def _begin_once(self, asked_as: str) -> dict[str, Any]:
+        if asked_as in self._begun:
+            if (known := self._begun[asked_as]) is None:
+                busy_s = self._ctx.limits.gateway_busy_s
+                raise HttpProblem(503, "busy", "the same question is being answered: ask again", retry_after_s=busy_s)
+            begun_s, body = known
+            return body | {"deadline_s": max(0.0, body["deadline_s"] - (self._ctx.now() - begun_s))}
+        self._begun[asked_as] = None
+        try:
+            body = await self._begin()
+        except BaseException:
+            self._begun.pop(asked_as, None)
+            raise
+        self._begun[asked_as] = self._ctx.now(), body
+        while len(self._begun) > self._ctx.limits.gateway_episodes:
+            self._begun.popitem(last=False)
+        return body
+
+    async def _begin(self) -> dict[str, Any]:
         leased = await self._ask_lease()
         if leased.work is None:
             text = "no episode may begin now: the batches that staleness allows are under way"
             raise HttpProblem(429, "none_to_begin", text, retry_after_s=leased.retry_after_s)
         name = leased.work.name
         task = await self._ctx.run_blocking(self._task, leased.work.context)
-        body = {
+        return {
             "key": self._http.keys.sign(name),
             "base_url": self._base_url(),
             "task": task,
             "attempt": name.attempt,
             "deadline_s": leased.work.left_s,
         }
-        return as_json(body)
 
     async def end(self, request: web.Request) -> web.StreamResponse:
         episode = self._http.episode(request)

@@ -93,6 +93,8 @@ class FakeScheduler(Actor):
         self.discarded = 0
         self.troubles: list[Trouble] = []
         self.lease: EpisodeLeased = EpisodeLeased(work=None, retry_after_s=7.0)
+        self.leases, self.lease_s = 0, 0.0
+        """How often an episode was asked for, and how long the answer takes."""
         self.ended: list[EpisodeEnded] = []
 
     @handles(RegisterService)
@@ -188,7 +190,10 @@ class FakeScheduler(Actor):
         return Acknowledged()
 
     @handles(LeaseEpisode)
+    @concurrent
     async def lease_one(self, message: LeaseEpisode) -> EpisodeLeased:
+        self.leases += 1
+        await asyncio.sleep(self.lease_s)
         return self.lease
 
     @handles(EpisodeEnded)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgpack
@@ -239,6 +240,38 @@ def test_an_agent_outside_begins_and_ends_an_episode(tmp_path: Path) -> None:
         assert [(end.reward, end.metrics) for end in world.scheduler.ended] == [(0.5, {"moves": 3})]
         assert (await agent.refused(ask()))[:2] == (410, "episode_ended")
         assert row.ended
+
+    in_world(tmp_path, scenario, environment={"kind": "external", "path": None}, data=data)
+
+
+def test_an_agent_that_has_not_heard_the_answer_gets_the_episode_that_was_begun_for_it(tmp_path: Path) -> None:
+    """Whoever says that it asks again, by one and the same Idempotency-Key; others begin others."""
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "guess", "answer": 7}\n')
+    data = {"source": "jsonl", "path": str(tmp_path / "tasks.jsonl")}
+
+    async def scenario(world: World, agent: Agent) -> None:
+        from actors.environments.prompts.sources import open_source
+
+        async def begin(asked_as: str) -> tuple[int, Any]:
+            status, answer, _ = await agent.post(
+                "/v1/episodes", {}, key=admin_key(world.run_dir), headers={"Idempotency-Key": asked_as}
+            )
+            return status, answer
+
+        digest = open_source(world.job.data, world.job.seed).row(0).digest
+        assert (await begin("one"))[0] == 429, "nothing was begun, and nothing is kept of that"
+        world.scheduler.lease = work(NAME, msgpack.packb([0, digest]))
+        world.scheduler.lease_s = 0.1
+        first, second = await asyncio.gather(begin("one"), begin("one"))
+        assert sorted([first[0], second[0]]) == [200, 503], "it is being begun"
+        begun = first[1] if first[0] == 200 else second[1]
+        asked = world.scheduler.leases
+        again = (await begin("one"))[1]
+        assert again.pop("deadline_s") < begun.pop("deadline_s")
+        assert again == begun and world.scheduler.leases == asked
+        for other in ("two", "", ""):
+            assert (await begin(other))[0] == 200
+        assert world.scheduler.leases == asked + 3
 
     in_world(tmp_path, scenario, environment={"kind": "external", "path": None}, data=data)
 
