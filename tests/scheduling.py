@@ -1,11 +1,12 @@
 """Which process of ``make test`` runs which test.
 
-    chaos: real runs that are harmed, one after the other ───────────────────────▶ one process
-    all other files, each as a whole ─▶ benchmarks and children, one by one ─────▶ another, or several
+    real runs that are harmed ─▶ benchmarks, children: one after the other ─▶ one process ┐
+                                                                                           ├▶ what is left
+    all other files, each as a whole, type checks first ────────────────────▶ another ────┘
 
-Chaos takes longest and so comes first. Its runs have several processes each and deadlines: two of them at once would be
-late on two cores. By the time the benchmarks' begin, nothing else runs beside it. A file stays together, for the sake
-of what its module makes once.
+Real runs take longest and so come first. They have several processes each and deadlines: two of them at once would be
+late on two cores. Beside them are tests that need one core at most. A file stays together, for the sake of what its
+module makes once.
 """
 
 from __future__ import annotations
@@ -15,29 +16,34 @@ from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-_TOGETHER: Final = {
-    "chaos": ("tests/chaos/*.py", "tests/hosts/*.py"),
-    "processes": (
-        "tests/benchmarks/*.py",
-        "tests/benchmarks/peers/*.py",
-        "tests/supervisors/faults/test_node_faults.py",
-        "tests/supervisors/head/test_machine_process.py",
-        "tests/supervisors/machine/test_process.py",
-        "tests/supervisors/machine/test_role_processes.py",
+_IN_ORDER: Final = (
+    ("runs", ("tests/chaos/*.py", "tests/hosts/*.py")),
+    (
+        "runs",
+        (
+            "tests/benchmarks/*.py",
+            "tests/benchmarks/peers/*.py",
+            "tests/supervisors/faults/test_node_faults.py",
+            "tests/supervisors/head/test_machine_process.py",
+            "tests/supervisors/machine/test_process.py",
+            "tests/supervisors/machine/test_role_processes.py",
+        ),
     ),
-}
-"""Files whose tests start processes of ours and look at the clock."""
-_ORDER: Final = ("chaos", "", "processes")
+    ("", ("tests/style/test_lint.py",)),
+    ("", ("*",)),
+)
+"""The files of a group, which is run by one process; without a group each file stands alone. Those of ``runs`` start
+processes of ours and look at the clock. Pyright takes longest of the others: begun last, it would be waited for."""
 
 
 def group_of(file: Path) -> str:
     """The files that ``file`` has to be run together with; empty: it stands alone."""
-    return next((name for name, files in _TOGETHER.items() if any(map(file.match, files))), "")
+    return _IN_ORDER[turn(file)][0]
 
 
 def turn(file: Path) -> int:
     """Files with a lower one are begun earlier."""
-    return _ORDER.index(group_of(file))
+    return next(turn for turn, (_, files) in enumerate(_IN_ORDER) if any(map(file.match, files)))
 
 
 class GroupScheduling(LoadScopeScheduling):

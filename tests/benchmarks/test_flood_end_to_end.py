@@ -11,7 +11,10 @@ from benchmarks import flood
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_bench_flood_holds_a_head_against_strangers_and_asks_it_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_flood_holds_a_head_against_strangers_and_asks_it_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(flood, "_SETTLE_S", 0.5)
     assert flood.main(["--json", "--seconds", "3", "--only", "frames,connections,messages", "--check"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["floods"]) == {"frames", "connections", "messages"}

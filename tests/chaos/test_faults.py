@@ -57,7 +57,7 @@ def test_a_plan_of_every_kind_is_carried_out_and_the_run_is_none_the_worse(
     ]
     for number, fault in enumerate(faults):
         fault["after_step"] = 1 + 15 * number
-    run = headrace_run(job, faults=faults, seed=11)
+    run = headrace_run(job | {"steps": 175}, faults=faults, seed=11)
     summary = run.finish(timeout_s=550)
 
     assert summary["faults"] == {"injected": len(faults), "failed": 0, "skipped": 0}
@@ -84,7 +84,7 @@ def test_a_plan_that_kills_its_own_head_goes_on_with_the_next_one(headrace_run: 
         {"kind": "hang", "target": {"role": "head"}, "after_step": 50},
         {"kind": "kill", "target": {"role": "head"}, "after_step": 80},
     ]
-    run = headrace_run(job, faults=faults)
+    run = headrace_run(job | {"steps": 110}, faults=faults)
     summary = run.finish()
     assert summary["faults"] == {"injected": 5, "failed": 0, "skipped": 0}
     assert [row["fault"] for row in run.events("fault_announced")] == [0, 2, 3]

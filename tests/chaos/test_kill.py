@@ -27,8 +27,10 @@ def test_a_run_survives_the_death_of_each_of_its_processes(start_run: Callable[.
     """
     run = start_run("kill", **TORCH, steps=STEPS, checkpoint={"every": 10})
     run.wait_for_step(2)
-    pids = run.processes()
-    for name in ("rollout-0", "rewards", "weights", "trainer"):
+    names = ("rollout-0", "rewards", "weights", "trainer")
+    # one worker does for the first steps: the other may still be starting
+    pids = run.wait_until("all of them", lambda: found if set(names) <= set(found := run.processes()) else None)
+    for name in names:
         steps = len(run.rows())
         os.kill(pids[name], signal.SIGKILL)
         run.wait_until(f"a new {name}", lambda name=name: _started_again(run, name))

@@ -233,9 +233,8 @@ def finish_as_unshared(run: HeadraceJobs, unshared: Unshared, *more_files: str) 
 @pytest.mark.parametrize(
     "harm",
     [
-        "nobody",
         "service",
-        *(pytest.param(whom, marks=pytest.mark.long) for whom in ("twice", "head", "trainer")),
+        *(pytest.param(whom, marks=pytest.mark.long) for whom in ("nobody", "twice", "head", "trainer")),
     ],
 )
 def test_jobs_that_share_a_service_come_to_what_they_do_without_whoever_is_killed(
