@@ -140,7 +140,7 @@ class SimulatedCluster:
         runs = [run for run in head.head.jobs.values() if not run.state.over and "rollout" in run.tree.supervisors]
         if isinstance(victim, MainProcess):
             node = victim.machine.name
-            head.head.nodes.drain(node)
+            head.body.life.run(head.head.nodes.drain, node)
             for run in runs:
                 head.body.life.start(run.tree.drain_node(node), f"drain {node}")
         elif isinstance(victim, SimulatedRole) and victim.role == "rollout":

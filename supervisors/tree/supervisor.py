@@ -258,7 +258,8 @@ class Supervisor(Actor):
 
     async def _start(self, child: Child) -> None:
         """Start one child to ready. A failure is an end like any other."""
-        if self._ending or child.starting or child.running is not None:
+        removed = self._children.get(child.spec.name) is not child
+        if self._ending or removed or child.starting or child.running is not None:
             return
         spec = child.spec
         again = child.ready_s > 0

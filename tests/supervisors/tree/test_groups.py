@@ -208,6 +208,29 @@ async def test_a_group_that_is_removed_while_it_starts_leaves_nothing_behind():
         assert house.diary == ["+f", "-f"] and house.supervisor.snapshot() == []
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_group_that_is_removed_as_its_start_begins_is_not_started_later(turns: int):
+    async with GroupHouse("") as house:
+        begun: list[str] = []
+
+        def spec(name: str) -> ChildSpec:
+            async def start(_: Context) -> Running:
+                begun.append(name)
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            return dataclasses.replace(house.spec(name), start=start)
+
+        house.supervisor.add_children([spec("f"), spec("l")])
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(1):
+            await house.supervisor.remove_child("l")
+        were_begun = list(begun)
+        await asyncio.sleep(0.05)
+        assert begun == were_begun and house.supervisor.snapshot() == []
+
+
 async def test_a_group_that_gives_up_stops_everybody():
     async with GroupHouse() as house:
         await house.supervisor.ready(5)
