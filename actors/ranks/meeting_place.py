@@ -18,7 +18,7 @@ from typing import Final
 
 _PREFIX: Final = "headrace-ranks-"
 _UNLOCKED_PREFIX: Final = "headrace-meeting-"
-"""Of a directory that is not locked yet, for an instant: nobody takes it for left behind."""
+"""Prefix of a directory that is not locked yet, for an instant: nobody takes it for left behind."""
 
 _locks: Final[dict[Path, int]] = {}
 """Directories that this process has made, each with the descriptor that locks it."""
@@ -29,7 +29,7 @@ def make_meeting_place() -> Path:
     _remove_left_behind()
     made = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX))
     lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # nobody else knows it
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else knows it
     place = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_UNLOCKED_PREFIX)))
     _locks[place] = lock
     return place

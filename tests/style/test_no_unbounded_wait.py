@@ -222,6 +222,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("actors/weights/segments.py", "hold", "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)"),
         ("actors/weights/segments.py", "_is_held", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
+        ("actors/ranks/meeting_place.py", "make_meeting_place", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
+        ("actors/ranks/meeting_place.py", "_remove_left_behind", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("supervisors/machine/run_directory.py", "RunLock.take",
          "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("supervisors/simulation/runner.py", "directory", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),

@@ -179,7 +179,7 @@ _BAD: Final = frozenset([
 _NOTE: Final = frozenset([
     "job_state", "checkpoint_stored", "worker_registered", "scheduler_opened", "progress_resumed", "pool_resized",
     "samples_reassigned", "node_joined", "node_left", "fault_healed", "data_ended", "ranker_refreshed",
-    "worker_went_on", "worker_leaving", "samples_taken_back", "lengths_without_history",
+    "worker_went_on", "worker_leaving", "samples_taken_back", "lengths_without_history", "replicas_placed",
 ])  # fmt: skip
 _ENDS_WELL: Final = frozenset(["stopped", "completed"])
 _SUBJECTS: Final = ("worker", "child", "node", "process", "asker", "role")
