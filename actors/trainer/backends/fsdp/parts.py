@@ -3,6 +3,7 @@
     trainer/backend.json                     kind, steps, number of ranks
     trainer/shard-00001-model-…safetensors   rank 0's rows of ``master.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME``
     trainer/shard-00002-model-…safetensors   …
+    trainer/critic/shard-…                   the same of a critic
 
 Any number of ranks reads what any number has written: each reads the rows that it holds. A checkpoint of the torch
 backend is read as well: its one file is flat, so rows are a part of it.
