@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ async def test_two_replicas_share_the_model_and_come_to_the_same_adapter(model_p
     tensors, others = [(await published(b, tmp_path / str(n)))[1] for n, b in enumerate((one, two))]
     assert all(np.allclose(tensor, others[name], atol=1e-4) for name, tensor in tensors.items())
     assert two._core is not None
-    models = [member.logits.model for member in two._core._policy.replicas.members]  # type: ignore[attr-defined]
+    models: list[Any] = [member.logits.model for member in two._core._policy.replicas.members]
     assert len({model.get_input_embeddings().weight.data_ptr() for model in models}) == 1
     await one.close()
     await two.close()
