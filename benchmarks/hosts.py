@@ -27,7 +27,7 @@ from benchmarks._harm import with_vocabulary
 from benchmarks._jobs import BenchmarkFailed, hardware, job_text, prepare_job, use_cores
 from benchmarks._processes import ROOT
 from benchmarks.namespaces.cluster import ClusterOfHosts
-from benchmarks.namespaces.network import Cable, Network, why_not
+from benchmarks.namespaces.network import USUAL_CONGESTION, Cable, Network, why_not
 from configs.loader import load_job
 from supervisors.cli.command import EXIT_BAD_CONFIG
 
@@ -38,19 +38,19 @@ RUN_S: Final = 400.0
 """One run: far longer than it takes on a busy machine over links of 1 Mbit/s."""
 
 
-def run_over(directory: Path, job: dict[str, Any], cable: Cable, links: str, skip: int) -> Result:
-    """The job's run on hosts of its own, from its step ``skip`` on.
+def run_over(directory: Path, job: dict[str, Any], cable: Cable, options: argparse.Namespace) -> Result:
+    """The job's run on hosts of its own, from its step ``--skip`` on.
 
     Raises:
         BenchmarkFailed: it has not finished, or has lost something.
     """
-    sites = {node: ("--site", "far" if links == "head" else node) for node in NODES}
-    slow: list[str] = ["head", *(NODES if links == "all" else ())]
+    sites = {node: ("--site", "far" if options.links == "head" else node) for node in NODES}
+    slow: list[str] = ["head", *(NODES if options.links == "all" else ())]
     try:
-        with Network(directory) as network:
+        with Network(directory, congestion=options.congestion) as network:
             cluster = ClusterOfHosts(directory, network, job, nodes=sites, cables=dict.fromkeys(slow, cable))
             try:
-                return _figures(cluster, skip)
+                return _figures(cluster, options.skip)
             finally:
                 cluster.run.close()
     except AssertionError as error:
@@ -125,11 +125,11 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
         weights = {**plain["weights"], "delta": delta, "relay": relay}
         there = directory / way
         there.mkdir()
-        ways[way] = run_over(there, {**plain, "weights": weights}, cable, options.links, options.skip)
+        ways[way] = run_over(there, {**plain, "weights": weights}, cable, options)
         limit_s = ways[way]["link_mb"]["head"]["sent"] * 8 / options.mbit + options.delay_ms / 1e3
         ways[way] |= {"limit_s": round(limit_s, 3), "ratio": round(ways[way]["until_last_s"] / limit_s, 2)}
     return result | {
-        "link": {"delay_ms": options.delay_ms, "mbit": options.mbit, "loss": options.loss, "links": options.links},
+        "link": {name: getattr(options, name) for name in ("delay_ms", "mbit", "loss", "links", "congestion")},
         "ways": ways,
         "job": f"{job_text(job)}; {job.rollout.workers} workers on {len(NODES)} nodes",
         "steps": options.steps,
@@ -145,6 +145,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--delay-ms", type=float, default=20.0, help="each way")
     parser.add_argument("--mbit", type=float, default=100.0, help="a second, in each direction")
     parser.add_argument("--loss", type=float, default=0.0, help="share of packets that get lost: 0.01")
+    parser.add_argument("--congestion", default=USUAL_CONGESTION, help="how TCP slows down: cubic, bbr, …")
     parser.add_argument("--links", choices=("head", "all"), default="head", help="which hosts' links are slow")
     parser.add_argument("--ways", default=",".join(WAYS), help="names, with commas")
     options = parser.parse_args(args)

@@ -4,7 +4,8 @@
 
 ``tc``'s netem does that where the kernel has it; this needs /dev/net/tun alone, so the tests are the same everywhere.
 Frames keep their virtio header (IFF_VNET_HDR), so the kernel hands over up to 64 KiB of a TCP stream at once and leaves
-cutting and checksums to nobody: 100 Mbit/s are some hundred frames a second, not eight thousand.
+cutting and checksums to nobody: 100 Mbit/s are some hundred frames a second, not eight thousand. A line that loses some
+takes them packet by packet, as they would be lost.
 
     python delay_line.py PID_A NAME_A PID_B NAME_B DELAY_S LOSS        prints "ready", ends when it is killed
 """
@@ -35,7 +36,7 @@ _LOOK_S: Final = 1.0
 """Seconds after which it looks at its queues though nothing has come."""
 
 
-def open_tap(pid: int, name: str) -> int:
+def open_tap(pid: int, name: str, offloads: int) -> int:
     """A TAP device called ``name`` in the network namespace of the process ``pid``, where this thread stays.
 
     Raises:
@@ -47,7 +48,7 @@ def open_tap(pid: int, name: str) -> int:
             raise OSError(ctypes.get_errno(), f"cannot enter the network of process {pid}")
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _TAP_PLAIN_VNET))
-    fcntl.ioctl(tap, _TUNSETOFFLOAD, _OFFLOADS)
+    fcntl.ioctl(tap, _TUNSETOFFLOAD, offloads)
     return tap
 
 
@@ -83,7 +84,8 @@ class Way:
 
 
 def main(pid_a: int, name_a: str, pid_b: int, name_b: str, delay_s: float, loss: float) -> None:
-    a, b = open_tap(pid_a, name_a), open_tap(pid_b, name_b)
+    offloads = 0 if loss else _OFFLOADS
+    a, b = open_tap(pid_a, name_a, offloads), open_tap(pid_b, name_b, offloads)
     ways = {a: Way(a, b, delay_s, loss), b: Way(b, a, delay_s, loss)}
     print("ready", flush=True)
     wait_s = _LOOK_S

@@ -10,6 +10,7 @@ Invariants
   runs never meet, and none leaves anything.
 - A host has a network, a host name, an /etc/hosts and a /dev/shm of its own; files and process ids are the machine's.
 - A host's own name leads to 127.0.1.1 there, as Debian's installer writes it, and nowhere from the others.
+- TCP slows down as it does on most machines, by ``cubic``, unless another way is named.
 - There is no way out of the switch: traffic is between the hosts only.
 """
 
@@ -31,6 +32,8 @@ _TOOLS: Final = ("ip", "tc", "bridge", "nsenter", "unshare", "setpriv", "mount")
 _SHARED_MEMORY_BYTES: Final = 1 << 30
 _BURST_BYTES: Final = 128 << 10
 """What a bounded link lets through at once: two of the largest frames that the kernel hands over."""
+USUAL_CONGESTION: Final = "cubic"
+"""What Linux takes by itself, whatever this machine has been set to."""
 _QUEUE_MS: Final = 100
 """What a bounded link holds at most, in time: what is more is dropped, and TCP slows down."""
 
@@ -133,12 +136,14 @@ class Host(_Namespace):
 class Network:
     """A switch, and hosts at it. Use it as a context: at its end everything is gone."""
 
-    def __init__(self, directory: Path, prefix: str = "10.77.0") -> None:
+    def __init__(self, directory: Path, prefix: str = "10.77.0", congestion: str = USUAL_CONGESTION) -> None:
+        """``congestion``: which of its ways to slow down the hosts' TCP takes."""
         self._ends = contextlib.ExitStack()
         self._directory = directory
-        self._prefix = prefix
+        self._prefix, self._congestion = prefix, congestion
         self._ports: dict[str, str] = {}
         """Ports of the switch by the hosts' names."""
+        self._rates: dict[str, str] = {}
         self._switch = _Namespace(self._ends, "switch")
         self._switch.run("ip", "link", "add", "br0", "type", "bridge")
         self._switch.run("ip", "link", "set", "br0", "up")
@@ -171,12 +176,19 @@ class Network:
             self._switch.run("ip", *words)
         host.run("ip", "address", "add", f"{address}/24", "dev", device)
         host.run("ip", "link", "set", device, "up")
+        route = (f"{self._prefix}.0/24", "dev", device, "proto", "kernel", "scope", "link", "src", address)
+        host.run("ip", "route", "replace", *route, "congctl", self._congestion)
         self._switch.run("ip", "link", "set", port, "master", "br0", "up")
-        if cable.rate:
-            bound = ("root", "tbf", "rate", cable.rate, "burst", str(_BURST_BYTES), "latency", f"{_QUEUE_MS}ms")
-            self._switch.run("tc", "qdisc", "replace", "dev", port, *bound)
-            host.run("tc", "qdisc", "replace", "dev", device, *bound)
+        self._rates[host.name] = cable.rate
+        for end in (self._switch, host):
+            self._bound(end, port if end is self._switch else device, cable.rate)
         return address
+
+    def _bound(self, end: _Namespace, device: str, rate: str) -> None:
+        """What leaves ``device`` obeys ``rate``; empty: it goes as it comes."""
+        if rate:
+            bound = ("root", "tbf", "rate", rate, "burst", str(_BURST_BYTES), "latency", f"{_QUEUE_MS}ms")
+            end.run("tc", "qdisc", "replace", "dev", device, *bound)
 
     def _delay(self, host: Host, cable: Cable, device: str, port: str) -> None:
         line = Path(__file__).with_name("delay_line.py")
@@ -192,6 +204,17 @@ class Network:
 
     def heal(self, host: Host) -> None:
         self._switch.run("ip", "link", "set", self._ports[host.name], "master", "br0")
+
+    def silence(self, host: Host, *, towards: bool) -> None:
+        """Half of the cable breaks: what goes ``towards`` the host is lost, else what it sends; the rest arrives."""
+        end, device = (self._switch, self._ports[host.name]) if towards else (host, "eth0")
+        end.run("tc", "qdisc", "replace", "dev", device, "root", "blackhole")
+
+    def unsilence(self, host: Host, *, towards: bool) -> None:
+        """It is whole again."""
+        end, device = (self._switch, self._ports[host.name]) if towards else (host, "eth0")
+        end.run("tc", "qdisc", "delete", "dev", device, "root")
+        self._bound(end, device, self._rates[host.name])
 
     def isolate(self, *hosts: Host) -> None:
         """From now on these cannot reach each other, but everybody else."""

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import hosts
 from benchmarks.namespaces.cluster import ClusterOfHosts
 from benchmarks.namespaces.network import Network
+from configs.limits import DEFAULT_LIMITS
 from tests.chaos.small_job import simulated_job, simulated_rollout
 
 StartCluster = Callable[..., ClusterOfHosts]
@@ -46,6 +47,38 @@ def test_a_link_that_is_cut_for_ten_seconds_loses_nothing(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_link_that_is_cut_in_one_direction_only_loses_nothing_and_the_others_go_on(
+    start_cluster: StartCluster, network: Network, small_model: Path
+) -> None:
+    """The trainer publishes a version every 0.2 s: pulls are under way whenever it breaks."""
+    rollout = simulated_rollout(small_model, step_s=0.02, workers=4)
+    cluster = start_cluster(simulated_job(small_model, steps=5000, rollout=rollout), nodes={"one": FAR, "two": FAR})
+    run, one = cluster.run, cluster.hosts["one"]
+    noticed_s = DEFAULT_LIMITS.heartbeat_timeout_s + DEFAULT_LIMITS.lease_s
+    for towards in (False, True):
+        run.wait_until("four workers", lambda: len(cluster.workers()) == 4)
+        run.wait_for_step(len(run.rows()) + 3)
+        network.silence(one, towards=towards)
+        cut_s = time.monotonic()
+        run.wait_until("its workers are out", lambda: set(cluster.workers().values()) == {"two"}, timeout_s=noticed_s)
+        out_s = time.monotonic() - cut_s
+        run.wait_for_step(len(run.rows()), timeout_s=DEFAULT_LIMITS.pull_patience_s + noticed_s)
+        step_s = time.monotonic() - cut_s
+        time.sleep(max(0.0, 10.0 - step_s))
+        network.unsilence(one, towards=towards)
+        healed_s = time.monotonic()
+        run.wait_until("four workers again", lambda: len(cluster.workers()) == 4)
+        way = "towards" if towards else "from"
+        print(f"\nnothing {way} one: its workers out after {out_s:.1f} s, a step after {step_s:.1f} s,", end="")
+        print(f" all workers {time.monotonic() - healed_s:.1f} s after it is back", end="")
+    run.wait_for_step(len(run.rows()) + 5)
+    assert cluster.ctl("head", "cancel")["state"] == "stopping"
+    summary = run.finish(state="interrupted")
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_weights_cross_a_slow_link_and_nothing_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
     """Plain, each of the four workers fetches a version; relayed, one does; deltas are a few hundredths of it."""
@@ -59,3 +92,12 @@ def test_weights_cross_a_slow_link_and_nothing_is_lost(capfd: pytest.CaptureFixt
     assert 4.0 < crossed["plain"] < 6.0 and 1.0 < crossed["relay"] < 1.6
     assert crossed["both"] < 0.1 and crossed["delta"] < 0.2
     assert ways["plain"]["ratio"] < 2.0 and ways["relay"]["ratio"] < 2.0, "far above: this machine may be busy"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_link_that_loses_a_packet_in_a_hundred_costs_time_and_no_sample(capfd: pytest.CaptureFixture[str]) -> None:
+    assert hosts.main(["--json", "--steps", "7", "--loss", "0.01", "--ways", "both"]) == 0
+    (way,) = json.loads(capfd.readouterr().out)["ways"].values()
+    assert (way["prompts_lost"], way["samples_trained_twice"]) == (0, 0)
+    assert way["versions"] > 0
