@@ -89,7 +89,7 @@ def test_weights_cross_a_slow_link_and_nothing_is_lost(capfd: pytest.CaptureFixt
         assert (way["prompts_lost"], way["samples_trained_twice"]) == (0, 0), name
         assert 0 < way["limit_s"] < way["until_last_s"], name
     crossed = {name: way["link_mb"]["head"]["sent"] / whole_mb for name, way in ways.items()}
-    assert 4.0 < crossed["plain"] < 6.0 and 1.0 < crossed["relay"] < 1.6
+    assert 3.0 < crossed["plain"] < 6.0 and 0.7 < crossed["relay"] < 1.6, "the first version has half crossed before"
     assert crossed["both"] < 0.1 and crossed["delta"] < 0.2
     assert ways["plain"]["ratio"] < 2.0 and ways["relay"]["ratio"] < 2.0, "far above: this machine may be busy"
 
