@@ -39,7 +39,7 @@ class PretendHead:
     """Keeps what it is told of the lives before."""
 
     endpoint, limits = "", DEFAULT_LIMITS
-    admission = SimpleNamespace(keep_only=lambda _: None)
+    admission, nodes = SimpleNamespace(keep_only=lambda _: None), None
 
     def __init__(self, system: ActorSystem) -> None:
         self.system = system
