@@ -61,7 +61,8 @@ class Child:
         self.reason = ""
         self.start_scope: asyncio.Timeout | None = None
         self.is_cut = False
-        """True while a start is being given up for the sake of its group: it fails by no fault of its own."""
+        """True from when a start is given up for the sake of its group until the child is stopped: it fails by no fault
+        of its own, and that it has ended is told then."""
         self.settled = asyncio.Event()
         """Set while it runs, or is not to be started any more."""
 
@@ -70,9 +71,10 @@ class Child:
         return ChildView(self.spec.name, self.spec.restart, up, self.spec.group)
 
     def cut_start(self, now_s: float) -> None:
-        """Give up a start that is under way."""
-        if self.start_scope is not None:
+        """Give up a start that is under way, or about to take its first turn."""
+        if self.starting:
             self.is_cut = True
+        if self.start_scope is not None:
             self.start_scope.reschedule(now_s)
 
     def info(self) -> ChildInfo:

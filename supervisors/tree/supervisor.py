@@ -21,7 +21,8 @@ Consumes: Down, ProcessExited.  Produces: events to ``on_event``.  Waits for: st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from actors.core.actor import Actor, handles
 from actors.core.watch import Down, Gone
@@ -256,16 +257,25 @@ class Supervisor(Actor):
 
     # starts and stops
 
-    async def _start(self, child: Child) -> None:
-        """Start one child to ready. A failure is an end like any other."""
+    def _start(self, child: Child) -> Coroutine[Any, Any, None]:
+        """Start one child to ready. From this call on its start is under way, so that its group can give it up."""
         removed = self._children.get(child.spec.name) is not child
-        if self._ending or removed or child.starting or child.running is not None:
+        begins = not (self._ending or removed or child.starting or child.running is not None)
+        if begins:
+            child.starting, child.state = True, "starting"
+            child.idle.clear()
+        return self._started(child, begins=begins)
+
+    async def _started(self, child: Child, *, begins: bool) -> None:
+        """``begins``: else another start is under way, or none is wanted. A failure is an end like any other."""
+        if not begins:
             return
         spec = child.spec
         again = child.ready_s > 0
-        child.starting, child.state = True, "starting"
-        child.idle.clear()
         try:
+            if child.is_cut or self._ending or self._children.get(spec.name) is not child:
+                child.state = str(ExitCause.STOPPED)
+                return
             async with asyncio.timeout(spec.ready_s + 2 * self.ctx.limits.spawn_overhead_s) as child.start_scope:
                 running = await spec.start(self.ctx)
         except Exception as error:  # noqa: BLE001  whatever a start raises is the child's failure, not ours
@@ -281,9 +291,9 @@ class Supervisor(Actor):
             self._on_exit(child, end)
             return
         finally:
-            child.starting, child.start_scope, child.is_cut = False, None, False
+            child.starting, child.start_scope = False, None
             child.idle.set()
-        child.running, child.state, child.failed_starts = running, "running", 0
+        child.running, child.state, child.failed_starts, child.is_cut = running, "running", 0, False
         child.ready_s = self.ctx.now()
         child.restarts += again
         self._restarts += again
@@ -318,6 +328,7 @@ class Supervisor(Actor):
         if was_cut := child.is_cut:
             async with asyncio.timeout(self.ctx.limits.stop_timeout_s):
                 await child.idle.wait()
+            child.is_cut = False
             running, child.running = child.running, None
         if running is None:
             return was_cut

@@ -152,6 +152,37 @@ async def test_a_member_that_cannot_start_has_the_others_begin_anew_with_it():
         assert {info.state for info in house.supervisor.snapshot()} == {"running"}
 
 
+@pytest.mark.parametrize("restart", [RestartPolicy.PERMANENT, RestartPolicy.TEMPORARY])
+@pytest.mark.parametrize("first", ["f", "l"])
+async def test_a_start_that_fails_at_once_cuts_that_of_the_other_whose_end_is_told_if_it_stays_away(
+    first: str, restart: RestartPolicy
+):
+    """The other one is ready once it has met the one that fails."""
+    async with GroupHouse("", f={"restart": restart}, l={"restart": restart}) as house:
+        fails, met = [True], asyncio.Event()
+        one, other = house.spec(first), house.spec("fl".replace(first, ""))
+
+        async def start(context: Context) -> Running:
+            if fails[0]:
+                fails[0] = False
+                raise OSError("no room")
+            met.set()
+            return await one.start(context)
+
+        async def meet(context: Context) -> Running:
+            await met.wait()
+            return await other.start(context)
+
+        house.supervisor.add_children([dataclasses.replace(one, start=start), dataclasses.replace(other, start=meet)])
+        if restart is RestartPolicy.PERMANENT:
+            await house.until("started", first)
+        else:
+            await house.until("ended", other.name)
+            assert sorted(house.told("ended")) == ["f", "l"] and house.diary == []
+        async with asyncio.timeout(1):
+            await house.supervisor.ready(5)
+
+
 async def test_who_ends_for_good_takes_its_group_along():
     async with GroupHouse(f={"restart": RestartPolicy.TRANSIENT}, l={"restart": RestartPolicy.TRANSIENT}) as house:
         await house.supervisor.ready(5)
