@@ -329,7 +329,8 @@ class FsdpBackend:
         for error in said:
             if not _may_be_of_another(error):
                 return error
-        lost = RankLost(f"an exchange between the ranks has failed, so one of them is gone: {said[0]}")
+        words = "; ".join(dict.fromkeys(map(str, said)))  # a rank may have failed by itself in the same way
+        lost = RankLost(f"a rank is gone, as another one has heard in an exchange, or it has failed: {words}")
         lost.__cause__ = said[0]
         return lost
 
