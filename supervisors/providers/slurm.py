@@ -241,14 +241,17 @@ class SlurmProvider(BookedProvider):
     # ------------------------------------------------------------ the end
 
     async def _sweep(self) -> None:
-        """Cancel what is left; say so if that cannot be done."""
-        try:
-            if left := [row for row in await self._living() if row.comment.startswith(self._jobs.comment)]:
-                await self._cancel(left)
-            await self._claim.release()
-        except ProviderError as error:
-            jobs = " ".join(machine.id for machine in self._machines.values() if machine.id)
-            self.on_news("slurm", f"{error}; jobs may be left: scancel {jobs}".rstrip())
+        """Cancel what is left, the claim last; say so if that cannot be done."""
+        for work in (self._cancel_own, self._claim.release):
+            try:
+                await work()
+            except ProviderError as error:
+                which = f"those whose comment begins with {self._jobs.mark} (squeue --me -o '%i %j %k')"
+                self.on_news("slurm", f"{error}; jobs of the run may be left: {which}")
+
+    async def _cancel_own(self) -> None:
+        if left := [row for row in await self._living() if row.comment.startswith(self._jobs.comment)]:
+            await self._cancel(left)
 
     async def _living(self) -> list[JobRow]:
         """Jobs of the run that are not over, whichever head has started them; none of its claims. Raises SlurmError."""

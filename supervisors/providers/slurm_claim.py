@@ -8,11 +8,13 @@ Invariants
 - Clocks are not compared: a holder is alive if the comment of its claim changes while it is watched.
 - Whoever has submitted a claim looks for older ones before it touches any other job of the run.
 - A Slurm that is away ends no claim: whoever wants to take it could not ask Slurm either.
+- A claim that could not be renewed is not taken. One whose ``sbatch`` was not answered is found by name and comment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -52,37 +54,44 @@ class SlurmClaim:
             for row in await self._others():
                 if silent.get(row.id) != row.comment:
                     raise _refused(row)
-        await self._submit()
-        older = [row for row in await self._others() if row.id not in silent and int(row.id) < int(self._id)]
-        if older:
-            await self.release()
-            raise _refused(older[0])
-        if silent:
-            await self._slurm.cancel(list(silent))
+        try:
+            await self._submit()
+            await self._renew()  # where a site lets nobody write comments, nothing would say that this head is alive
+            older = [row for row in await self._others() if row.id not in silent and int(row.id) < int(self._id)]
+            if older:
+                raise _refused(older[0])
+            if silent:
+                await self._slurm.cancel(list(silent))
+        except BaseException as error:
+            with contextlib.suppress(ProviderError):
+                await self.release()
+            if isinstance(error, SlurmError):
+                raise SlurmError(f"its claim, a job that is held, cannot be had: {error}") from error
+            raise
 
     async def keep(self, lost: Callable[[str], None]) -> None:
         """Renew it until cancelled. ``lost`` is told, once, that another head has taken it."""
         while True:
             await asyncio.sleep(self._silent_s / RENEWALS)
             try:
-                if await self._is_there():
-                    self._renewals += 1
-                    await self._slurm.comment(self._id, self._comment)
+                if own := await self._own():
+                    self._id = own[0].id
+                    await self._renew()
                     continue
                 if not (others := await self._others()):
                     await self._submit()  # somebody cancelled it
                     continue
-            except SlurmError:
+            except (SlurmError, OSError):  # the latter: no file or process can be had just now
                 continue  # it is no news; those who start machines tell of it
             self._id = ""
-            lost(f"{_holder(others[0])} owns the machines of this run now")
+            lost(f"another head owns the machines of this run now: {_holder(others[0])}")
             return
 
     async def release(self) -> None:
         """Whoever comes next need not wait. Raises SlurmError."""
-        if self._id:
-            claim, self._id = self._id, ""
-            await self._slurm.cancel([claim], name=self._jobs.mark)
+        self._id = ""
+        if own := await self._own():
+            await self._slurm.cancel([row.id for row in own], name=self._jobs.mark)
 
     @property
     def _comment(self) -> str:
@@ -93,8 +102,14 @@ class SlurmClaim:
         options = [*self._jobs.options(name), "--hold", "--output=/dev/null", f"--comment={self._comment}"]
         self._id = await self._slurm.submit(options, _SCRIPT)
 
-    async def _is_there(self) -> bool:
-        return any(row.id == self._id and not row.is_over for row in await self._slurm.jobs(self._jobs.comment))
+    async def _renew(self) -> None:
+        self._renewals += 1
+        await self._slurm.comment(self._id, self._comment)
+
+    async def _own(self) -> list[JobRow]:
+        """Claims of this head: more than one if an ``sbatch`` was not answered."""
+        rows = await self._slurm.jobs(f"{self._jobs.comment} ")
+        return [row for row in rows if row.name == self._jobs.mark and not row.is_over]
 
     async def _others(self) -> list[JobRow]:
         """Claims of other heads of this run, oldest first."""

@@ -66,7 +66,7 @@ class JobRow:
 
 
 class Slurm:
-    """The commands are asked one at a time, by one caller."""
+    """Each call is a process of its own; several may run at the same time."""
 
     def __init__(self, answer_s: float, log_lines: int) -> None:
         self._answer_s, self._log_lines = answer_s, log_lines

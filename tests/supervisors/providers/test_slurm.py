@@ -33,6 +33,8 @@ class Controller(Slurm):
         self.rows: dict[str, JobRow] = {}
         self.said: list[str] = []
         self.away = self.forgets = False
+        self.comments_stay = False
+        """Nobody may write the comment of a job."""
         self._claims = 0
         self.refuses = ""
         self.logs: dict[str, list[str]] = {}
@@ -77,6 +79,8 @@ class Controller(Slurm):
             self._claims += 1
             number = f"90{self._claims}"
             self.rows[number] = JobRow(number, "PENDING", "", "JobHeldUser", name, comment)
+            if self.forgets:
+                raise SlurmError("sbatch has not answered within 1 s")
             return number
         self._heard(f"submit {name}")
         if self.refuses:
@@ -106,6 +110,8 @@ class Controller(Slurm):
     async def comment(self, job: str, text: str) -> None:
         if self.away:
             raise SlurmError("Unable to contact slurm controller")
+        if self.comments_stay:
+            raise SlurmError(f"Access/permission denied for job {job}")
         self.rows[job] = replace(self.rows[job], comment=text)
 
     async def cancel(self, jobs: Sequence[str], *, name: str | None = None) -> None:
@@ -390,8 +396,8 @@ def test_what_a_head_that_is_gone_has_left_is_cancelled_first_and_if_it_wakes_up
 
         first.provider._lives = [asyncio.create_task(first.provider._run())]  # it wakes up, and does not know yet
         await first.provider._claim.keep(first.provider._lost)
-        assert "owns the machines of this run now" in first.news[-1][1]
-        with pytest.raises(ProviderError, match="cannot be started: the head on"):
+        assert "another head owns the machines of this run now: the head on " in first.news[-1][1]
+        with pytest.raises(ProviderError, match="cannot be started: another head owns"):
             first.provider.start("c", "spot")
         await first.provider.close()
         assert (first.slurm.alive(), first.slurm.claims()) == (["b"], ["other"])
@@ -407,3 +413,42 @@ def test_a_claim_that_somebody_cancels_is_made_anew() -> None:
         assert place.slurm.claims() == ["life"]
 
     play(scene)
+
+
+def test_a_claim_that_could_not_be_renewed_or_was_not_answered_ends_the_start_and_leaves_no_held_job() -> None:
+    async def main() -> None:
+        place = Place()
+        place.slurm.comments_stay = True
+        with pytest.raises(ProviderError, match=r"its claim, a job that is held, cannot be had: Access/permission"):
+            await place.provider.open()
+        assert place.slurm.claims() == []
+        place.slurm.forgets, place.slurm.comments_stay = True, False
+        with pytest.raises(ProviderError, match="cannot be had: sbatch has not answered"):
+            await place.provider.open()
+        assert place.slurm.claims() == []
+
+    run(main())
+
+
+def test_a_claim_that_is_made_anew_unanswered_is_found_and_is_gone_after_the_close() -> None:
+    async def scene(place: Place) -> None:
+        place.slurm.end("901", "CANCELLED")
+        place.slurm.forgets = True
+        await asyncio.sleep(20)
+        assert place.slurm.claims() == ["life"]
+
+    play(scene)
+
+
+def test_jobs_that_cannot_be_cancelled_at_the_end_are_named_and_the_claim_goes_all_the_same() -> None:
+    async def main() -> None:
+        place = Place()
+        await place.provider.open()
+        place.provider.start("a", "spot")
+        await asyncio.sleep(3)
+        place.slurm.stuck = {"1"}
+        await place.provider.close()
+        assert f"jobs of the run may be left: those whose comment begins with {MARK} " in place.news[-1][1]
+        assert place.slurm.claims() == []
+
+    run(main())
