@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -50,6 +51,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests.scheduling import turn
 
         items.sort(key=lambda item: turn(item.path))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines_are_collected(request: pytest.FixtureRequest) -> Iterator[None]:
+    """vLLM's layers complain if they are collected while a later test makes a model without memory (``meta``)."""
+    yield
+    if "engine" in request.node.name or "vllm" in request.node.name:
+        gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.namespaces.cluster import ClusterOfHosts
+from benchmarks.namespaces.network import Network
 from supervisors.testing.run_under_test import HeadraceRun
 from tests.chaos.rank_runs import assert_alike, job_of
-from tests.hosts.cluster import ClusterOfHosts
-from tests.hosts.network import Network
 
 StartCluster = Callable[..., ClusterOfHosts]
 APART = {"cluster": {"place_rollout": "local", "place_replicas": "remote"}}

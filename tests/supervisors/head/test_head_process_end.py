@@ -30,7 +30,7 @@ class Keeper:
 
 def reporter(keeper: Keeper) -> Reporter:
     system = SimpleNamespace(ref=lambda address: keeper)
-    head = SimpleNamespace(system=system, endpoint="memory://head", limits=Limits())
+    head = SimpleNamespace(system=system, nodes=None, endpoint="memory://head", limits=Limits())
     return Reporter(cast("Any", head), cast("Any", SimpleNamespace(keeper="keeper", life=3)))
 
 
