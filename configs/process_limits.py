@@ -135,10 +135,10 @@ class ProcessLimits(BaseModel):
         default=60.0, gt=0, description="Kubernetes: all pods are listed so often, should a watch have gone silent"
     )
     slurm_claim_s: float = Field(
-        default=30.0,
+        default=60.0,
         gt=0,
-        description="Slurm: a head that is silent for this long owns its jobs no more; a busy controller may take "
-        "seconds for each of its three signs of life",
+        description="Slurm: a head that is silent for this long owns its jobs no more; a controller that comes back "
+        "may keep one of its three signs of life waiting for cluster_answer_s",
     )
     cluster_claim_s: float = Field(
         default=15.0, gt=0, description="Kubernetes: a head that is silent for this long owns its pods no more"

@@ -160,6 +160,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "free.get()"),
     ],
+    "it is one of the two methods named in the line before, whose commands of Slurm have cluster_answer_s each": [
+        ("supervisors/providers/slurm.py", "SlurmProvider._sweep", "work()"),
+    ],
     "the table of requests ends every question at its deadline, which was armed three lines before": [
         ("actors/core/kernel/questions.py", "Questions.ask", "future"),
     ],
@@ -168,7 +171,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/tree/recovery.py", "Rounds._recover", "self._stop(child)"),
         ("supervisors/tree/supervisor.py", "Supervisor.shutdown", "self._stop(child)"),
         ("supervisors/tree/supervisor.py", "Supervisor.remove_child", "self._stop(child, cause)"),
-        ("supervisors/tree/supervisor.py", "Supervisor._start", "self._stop(child)"),
+        ("supervisors/tree/supervisor.py", "Supervisor._started", "self._stop(child)"),
     ],
     "a timer of the stream ends it when nothing has come for its window's time-out": [
         ("actors/core/kernel/streams.py", "Stream._wait", "self.future"),
