@@ -265,17 +265,22 @@ class JobTree:
             self._moves.stop()
         if self._pool is not None:
             self._pool.stop()
-        for part in ("rollout", "services", "core"):
-            name = f"{part}.{self._job.name}"
-            try:
-                if name in self._system.actors():
-                    await self._system.stop_actor(name)
-            finally:
-                if part == "rollout" and self._pool is not None:
-                    self._pool.ended()
-        for name in names:
-            self._nodes.release(f"{self._job.name}.{name}")
-        self._processes.end()
+        try:
+            for part in ("rollout", "services", "core"):
+                await self._stop_part(part)
+        finally:  # a head that serves other jobs, too, must not keep the places of this one
+            for name in names:
+                self._nodes.release(f"{self._job.name}.{name}")
+            self._processes.end()
+
+    async def _stop_part(self, part: str) -> None:
+        name = f"{part}.{self._job.name}"
+        try:
+            if name in self._system.actors():
+                await self._system.stop_actor(name)
+        finally:
+            if part == "rollout" and self._pool is not None:
+                self._pool.ended()
 
     # ------------------------------------------------------------ operators
 
