@@ -61,8 +61,8 @@ class Child:
         self.reason = ""
         self.start_scope: asyncio.Timeout | None = None
         self.is_cut = False
-        """True from when a start is given up for the sake of its group until the child is stopped: it fails by no fault
-        of its own, and that it has ended is told then."""
+        """True from when a start is given up, for its group or at the end of all, until the child is stopped. Such a
+        start fails by no fault of its own, and its end is told then."""
         self.settled = asyncio.Event()
         """Set while it runs, or is not to be started any more."""
 

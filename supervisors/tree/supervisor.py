@@ -110,11 +110,8 @@ class Supervisor(Actor):
         """Stop all children in reverse order, each within its deadline. Idempotent; nothing is restarted after it."""
         self._end_all()
         for child in self._children.values():
-            if child.start_scope is not None:
-                child.start_scope.reschedule(self.ctx.now())
+            child.cut_start(self.ctx.now())
         for child in reversed(list(self._children.values())):
-            async with asyncio.timeout(self.ctx.limits.stop_timeout_s):  # its start has just been cut short
-                await child.idle.wait()
             await self._stop(child)
             child.settled.set()
 
@@ -293,11 +290,13 @@ class Supervisor(Actor):
         finally:
             child.starting, child.start_scope = False, None
             child.idle.set()
-        child.running, child.state, child.failed_starts, child.is_cut = running, "running", 0, False
+        child.running, child.state, child.failed_starts = running, "running", 0
+        if child.is_cut or self._ending:  # ready before it could be given up: whoever waits for its start stops it
+            return
         child.ready_s = self.ctx.now()
         child.restarts += again
         self._restarts += again
-        if self._ending or self._children.get(spec.name) is not child:
+        if self._children.get(spec.name) is not child:  # removed by itself, whose start nobody has waited for
             await self._stop(child)
             child.settled.set()
             return
@@ -322,14 +321,14 @@ class Supervisor(Actor):
     def _stop(self, child: Child, cause: ExitCause = ExitCause.STOPPED) -> Awaitable[bool]:
         """Stop it; whether it was up. From this call on an end of it is one that we asked for."""
         running, child.running = child.running, None
-        return self._stopped(child, running, cause)
+        return self._stopped(child, running, cause, was_cut=child.is_cut)
 
-    async def _stopped(self, child: Child, running: Running | None, cause: ExitCause) -> bool:
-        if was_cut := child.is_cut:
+    async def _stopped(self, child: Child, running: Running | None, cause: ExitCause, *, was_cut: bool) -> bool:
+        if was_cut:
             async with asyncio.timeout(self.ctx.limits.stop_timeout_s):
                 await child.idle.wait()
             child.is_cut = False
-            running, child.running = child.running, None
+            running, child.running = running or child.running, None
         if running is None:
             return was_cut
         child.state = "stopping"

@@ -239,6 +239,47 @@ async def test_a_group_that_is_removed_while_it_starts_leaves_nothing_behind():
         assert house.diary == ["+f", "-f"] and house.supervisor.snapshot() == []
 
 
+@pytest.mark.parametrize("how", ["removed", "shut down", "recovered"])
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_start_that_succeeds_as_it_is_given_up_is_stopped_before_anybody_goes_on(how: str, turns: int):
+    """``l`` is ready in the very turn of the loop in which its group ends, or a few later."""
+    async with GroupHouse("") as house:
+        ready = asyncio.get_running_loop().create_future()
+        leader, lives, alive = house.spec("l"), [ready], list[str]()
+
+        async def stop(deadline_s: float, cause: ExitCause) -> None:
+            await asyncio.sleep(0.05)
+            alive.remove("first")
+
+        async def start(context: Context) -> Running:
+            if not lives:
+                assert alive == []
+                return await leader.start(context)
+            await lives.pop()
+            alive.append("first")
+            return Running(context.self_address, stop, pid=1, node="here", incarnation=1)
+
+        house.supervisor.add_children([house.spec("f"), dataclasses.replace(leader, start=start)])
+        await house.until("started", "f")
+        ending = None
+        if how == "recovered":
+            house.end("f")
+        else:
+            end = house.supervisor.remove_child("f") if how == "removed" else house.supervisor.shutdown()
+            ending = asyncio.create_task(end)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not ready.done():
+            ready.set_result(None)
+        if ending is not None:
+            await ending
+        else:
+            await house.until("started", "f", 2)
+            await house.until("started", "l")
+            assert "l" in house.system.actors()
+        assert alive == []
+
+
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_group_that_is_removed_as_its_start_begins_is_not_started_later(turns: int):
     async with GroupHouse("") as house:
