@@ -151,6 +151,14 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(args)
     if unknown := [way for way in options.ways.split(",") if way not in WAYS]:
         parser.error(f"--ways: there is no {unknown[0]!r}; expected some of {', '.join(WAYS)}")
+    for option in ("steps", "skip", "mbit"):
+        if getattr(options, option) <= 0:
+            parser.error(f"--{option}: {getattr(options, option):g}; expected more than 0")
+    if options.steps <= options.skip:
+        parser.error(f"--steps: {options.steps}, of which --skip leaves out {options.skip}; expected more")
+    if not (0 <= options.loss < 1 and options.delay_ms >= 0):
+        said = f"--loss: {options.loss:g}, --delay-ms: {options.delay_ms:g}"
+        parser.error(f"{said}; expected a share from 0 to below 1, and milliseconds from 0")
     return options
 
 

@@ -30,7 +30,15 @@ from actors.environments.scoring.examples import Examples
 from actors.gateway.errors import HttpProblem, wrong
 from actors.gateway.http import Http, as_json
 from actors.gateway.requests import EndRequest, parsed
-from actors.protocol.episodes import EpisodeEnded, EpisodeLeased, LeaseEpisode
+from actors.gateway.sessions import refuse_over
+from actors.protocol.episodes import (
+    EpisodeEnded,
+    EpisodeLeased,
+    EpisodeName,
+    EpisodeRecord,
+    GetEpisode,
+    LeaseEpisode,
+)
 from actors.protocol.failures import Acknowledged, Failure, FailureKind
 from configs.schema import JobConfig
 
@@ -46,8 +54,8 @@ class EpisodeRoutes:
     ) -> None:
         self._ctx, self._http, self._hub, self._job, self._base_url = ctx, http, hub, job, base_url
         self._examples: Examples | None = None
-        self._begun: OrderedDict[str, tuple[float, dict[str, Any]] | None] = OrderedDict()
-        """Time and answer of what was begun lately, by how it was asked for; None: it is being begun."""
+        self._begun: OrderedDict[str, tuple[EpisodeName, dict[str, Any]] | None] = OrderedDict()
+        """Episodes that were begun lately, with the answers, by how they were asked for; None: it is being begun."""
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_post("/v1/episodes", self.begin)
@@ -60,34 +68,37 @@ class EpisodeRoutes:
         self._check_kind()
         await self._http.body(request)
         asked_as = request.headers.get(_ASKED_AS, "")
-        return as_json(await (self._begin_once(asked_as) if asked_as else self._begin()))
+        return as_json(await self._begin_once(asked_as) if asked_as else (await self._begin())[1])
 
     async def _begin_once(self, asked_as: str) -> dict[str, Any]:
         if asked_as in self._begun:
             if (known := self._begun[asked_as]) is None:
                 busy_s = self._ctx.limits.gateway_busy_s
                 raise HttpProblem(503, "busy", "the same question is being answered: ask again", retry_after_s=busy_s)
-            begun_s, body = known
-            return body | {"deadline_s": max(0.0, body["deadline_s"] - (self._ctx.now() - begun_s))}
+            name, body = known
+            found = await self._ask(GetEpisode(job=self._job.name, episode=name), EpisodeRecord)
+            refuse_over(found.status)
+            return body | {"deadline_s": found.left_s}
         self._begun[asked_as] = None
         try:
-            body = await self._begin()
+            self._begun[asked_as] = name, body = await self._begin()
         except BaseException:
             self._begun.pop(asked_as, None)
             raise
-        self._begun[asked_as] = self._ctx.now(), body
-        while len(self._begun) > self._ctx.limits.gateway_episodes:
-            self._begun.popitem(last=False)
+        over = len(self._begun) - self._ctx.limits.gateway_episodes
+        answered = [key for key, known in self._begun.items() if known is not None]
+        for key in answered[: max(0, over)]:
+            del self._begun[key]
         return body
 
-    async def _begin(self) -> dict[str, Any]:
+    async def _begin(self) -> tuple[EpisodeName, dict[str, Any]]:
         leased = await self._ask_lease()
         if leased.work is None:
             text = "no episode may begin now: the batches that staleness allows are under way"
             raise HttpProblem(429, "none_to_begin", text, retry_after_s=leased.retry_after_s)
         name = leased.work.name
         task = await self._ctx.run_blocking(self._task, leased.work.context)
-        return {
+        return name, {
             "key": self._http.keys.sign(name),
             "base_url": self._base_url(),
             "task": task,

@@ -226,7 +226,7 @@ class Sessions:
         if said.status == "spent":
             session.record = None
             raise spent("tokens" if (await self._get(hub, session.episode)).turns_left > 0 else "turns")
-        _refuse(said.status)
+        refuse_over(said.status)
         if takes.diverged:
             session.record = None  # what was cut is refunded, and the ledger counts it
         turns = next((i for i, turn in enumerate(record.turns) if turn.begin >= takes.offset), len(record.turns))
@@ -271,7 +271,7 @@ class Sessions:
 
     async def _get(self, hub: Leader, episode: EpisodeName) -> Record:
         found = await self._patiently(hub, GetEpisode(job=self._job.name, episode=episode), EpisodeRecord)
-        _refuse(found.status)
+        refuse_over(found.status)
         return Record(found)
 
     async def _patiently(self, hub: Leader, message: Message, reply: type[R]) -> R:
@@ -281,7 +281,7 @@ class Sessions:
         )
 
 
-def _refuse(status: str) -> None:
+def refuse_over(status: str) -> None:
     """Raises HttpProblem where the episode takes no more questions."""
     if status == "replaced":
         text = "another attempt drives this episode since its environment was given up: this key has expired"

@@ -96,6 +96,8 @@ class ReplicaMoves:
             nodes = self._nodes.replicas.nodes_of(self._trainer)
             self._news.say(message=f"the trainer starts anew, with replica {_in_words(nodes)}: a node is to go")
             await self._restart()
+        except Exception as error:  # noqa: BLE001  nobody else waits for it
+            self._news.say(message=f"the trainer could not be started anew: {type(error).__name__}: {error}")
         finally:
             self._moving = None
 

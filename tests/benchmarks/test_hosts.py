@@ -26,3 +26,20 @@ def test_a_way_that_does_not_exist_is_refused_with_those_that_do(capfd: pytest.C
         hosts.main(["--ways", "plain,fast"])
     assert ended.value.code == 2
     assert "there is no 'fast'; expected some of plain, delta, relay, both" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--mbit", "0"], "--mbit: 0; expected more than 0"),
+        (["--steps", "3", "--skip", "3"], "--steps: 3, of which --skip leaves out 3; expected more"),
+        (["--loss", "1"], "--loss: 1, --delay-ms: 20; expected a share from 0 to below 1"),
+    ],
+)
+def test_numbers_of_which_no_figure_can_be_made_are_refused(
+    given: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        hosts.main(given)
+    assert ended.value.code == 2
+    assert said in capfd.readouterr().err

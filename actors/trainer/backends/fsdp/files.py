@@ -14,7 +14,13 @@ from actors.trainer.backends.fsdp import parts
 from actors.trainer.backends.fsdp.orders import Restore
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.generation_defaults import as_it_was
-from actors.trainer.backends.torch.torch_backend import CRITIC_FILE, STATE_FILE, TENSOR_FILE, TorchBackend
+from actors.trainer.backends.torch.torch_backend import (
+    CRITIC_FILE,
+    STATE_FILE,
+    TENSOR_FILE,
+    TorchBackend,
+    check_critic,
+)
 from actors.trainer.backends.torch.trained_adapter import check_described
 from actors.trainer.errors import CheckpointCorrupt
 from actors.weights.manifest import hash_chunks
@@ -76,6 +82,7 @@ def read_state(directory: Path, core: FsdpCore) -> Restore:
         state = json.loads((directory / STATE_FILE).read_text())
         kind, steps = str(state["kind"]), int(state["steps"])
         check_described(state, core.adapter, directory)
+        check_critic(directory, trained=core.critic is not None)
         if kind == TorchBackend.kind:
             files = [TENSOR_FILE] if core.critic is None else [TENSOR_FILE, CRITIC_FILE]
             return Restore(str(directory), kind, steps, *(parts.flat_steps(directory / file) for file in files))

@@ -50,8 +50,22 @@ SHARDED_KIND = "fsdp"
 """Kind of backend whose checkpoints are read as well."""
 CRITIC_PARTS = "critic"
 """Directory of such a checkpoint with the files of a critic, as those of the policy lie beside it."""
+
 _GIVE_BACK_EVERY_STEPS = 50
 """Freed memory stays for the next step (``host_memory``); that of a step larger than most need not stay for ever."""
+
+
+def check_critic(directory: Path, *, trained: bool) -> None:
+    """Whether the checkpoint holds a critic, if one is ``trained``.
+
+    Raises:
+        CheckpointCorrupt: it was taken without one.
+    """
+    if trained and not (directory / CRITIC_FILE).exists() and not [*(directory / CRITIC_PARTS).glob("*")]:
+        raise CheckpointCorrupt(
+            f"{directory}: holds no critic, and the job trains one (algorithm.name); resume with the job as it was, or "
+            "begin a new run"
+        )
 
 
 class TorchBackend:
@@ -335,6 +349,7 @@ class _Core:
         except (OSError, ValueError) as error:
             raise CheckpointCorrupt(f"{directory}: {error}; resume from another checkpoint") from error
         check_described(state, self._adapter, directory)
+        check_critic(directory, trained=self._critic is not None)
         if state.get("kind") == SHARDED_KIND:
             self._policy.load_parts(directory, self._spec.model_path, int(state.get("optimizer_steps", state["steps"])))
         else:

@@ -425,7 +425,7 @@ async def test_a_critic_goes_on_with_one_process_two_ranks_and_one(
     await none.load(tmp_path / "saved")  # a job may go on without its critic, and not begin with one
     await none.save(tmp_path / "saved")
     for backend in (alone, await begin(2, critic=critic)):
-        with pytest.raises(CheckpointCorrupt, match="critic"):
+        with pytest.raises(CheckpointCorrupt, match="holds no critic, and the job trains one"):
             await backend.load(tmp_path / "saved")
 
 
