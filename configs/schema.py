@@ -244,7 +244,7 @@ class ClusterConfig(Section):
     ``rollout.workers`` on the head's machine, and one on each slot of every other node while it is there."""
     place_replicas: Literal["local", "remote"] = "local"
     """Where the replicas of a trainer are (``trainer.replicas``). ``remote``: the first on the head's machine, each
-    further one on one other node, where each of its ranks takes a slot and a device. Needs ``nodes``."""
+    further one whole on some other node, where each of its ranks takes a slot and a device. Needs ``nodes``."""
     listen: str = "tcp://127.0.0.1:7001"
     """``headrace run`` with ``nodes``, or a provider of other hosts: where they join; beyond loopback it needs
     ``--keys``."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from actors.core.system import ActorSystem
 from supervisors.jobs.job_news import JobNews
 from supervisors.jobs.job_tree import JobTree
@@ -17,7 +19,16 @@ from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 
 
-def test_the_places_of_a_job_on_the_nodes_are_free_once_its_tree_is_down(tmp_path: Path) -> None:
+async def stuck(_: str) -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_places_of_a_job_on_the_nodes_are_free_once_its_tree_is_down(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a part of it could not be stopped: a head that serves other jobs goes on."""
+
     async def scenario() -> None:
         system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("head", 1)))
         await system.start()
@@ -29,7 +40,16 @@ def test_the_places_of_a_job_on_the_nodes_are_free_once_its_tree_is_down(tmp_pat
         tree = JobTree(system, nodes, LocalMachine(), job, tmp_path, news, workers=1, adopting=False)
         worker = SimpleNamespace(name="rollout-0")
         tree._supervisors["rollout"] = cast(Any, SimpleNamespace(snapshot=lambda: [worker]))
-        await tree.stop()
+        nodes.expect("j.trainer", [["j.trainer.rank1"]], 0)
+        node.kept.add("j.trainer.rank1")
+        if fails:
+            monkeypatch.setattr(system, "actors", lambda: ["rollout.j"])
+            monkeypatch.setattr(system, "stop_actor", stuck)
+            with pytest.raises(TimeoutError):
+                await tree.stop()
+        else:
+            await tree.stop()
+        assert node.kept == set()
         assert node.placed.keys() == {"other.rollout-0"}
         await system.stop()
 
