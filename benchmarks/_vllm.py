@@ -9,6 +9,9 @@ Both run the same model with the same block size and cache, one torch thread for
 the distribution that was sampled. AsyncLLM's engine core has a process of its own, as vLLM has it.
 """
 
+# pyright: reportMissingImports=false
+# vLLM is an optional extra.
+
 from __future__ import annotations
 
 import asyncio
@@ -196,8 +199,7 @@ async def _serve_async_llm(args: dict[str, Any]) -> None:
 
 async def _consume(engine: Any, work: Work, number: int) -> dict[str, Any]:
     """One round: every sample as a stream of outputs, its tokens and log-probabilities kept."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     async def consume(index: int, prompt: list[int]) -> list[int]:
         sampling = SamplingParams(

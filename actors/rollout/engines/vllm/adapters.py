@@ -10,6 +10,9 @@ Invariants
 - Nothing is written to a disk.
 """
 
+# pyright: reportMissingImports=false
+# vLLM is an optional extra.
+
 from __future__ import annotations
 
 from typing import Any, Final

@@ -13,6 +13,9 @@ Invariants
 Why EngineCore and not AsyncLLM: ``docs/decisions/0009-vllm-engine-core.md``.
 """
 
+# pyright: reportMissingImports=false
+# vLLM is an optional extra.
+
 from __future__ import annotations
 
 import contextlib
@@ -147,7 +150,7 @@ class VllmCore:
 
         ``start``, ``context``: positions of the next token and of the first one of its context, as noise counts them.
         """
-        from vllm import SamplingParams as VllmSampling
+        from vllm.sampling_params import SamplingParams as VllmSampling
         from vllm.v1.engine import EngineCoreRequest
 
         stream = int(stream_keys(sampling.seed, *origin)[0])

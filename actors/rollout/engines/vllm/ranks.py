@@ -13,6 +13,9 @@ Invariants
   leaves its memory behind.
 """
 
+# pyright: reportMissingImports=false
+# vLLM is an optional extra.
+
 from __future__ import annotations
 
 import contextlib

@@ -6,6 +6,9 @@ Invariants
 - What vLLM changes in the process and we can put back is put back (``torch.set_num_threads``).
 """
 
+# pyright: reportMissingImports=false
+# vLLM is an optional extra.
+
 from __future__ import annotations
 
 import contextlib

@@ -12,6 +12,9 @@ Invariants
 - A reload that fails half-way leaves layers on the meta device; it is finished and then undone before anyone steps.
 """
 
+# pyright: reportMissingImports=false
+# vLLM is an optional extra.
+
 from __future__ import annotations
 
 import warnings
