@@ -85,6 +85,8 @@ def _of_versions(cluster: ClusterOfHosts, begun: int) -> Result:
     events = cluster.run.events()
     announced = {row["version"]: row["time_s"] for row in events if row["event"] == "version_available"}
     nodes = {row["worker"]: row["node"] for row in events if row["event"] == "worker_registered"}
+    if (elsewhere := set(nodes.values())) != {*NODES}:
+        raise BenchmarkFailed(f"its workers were on {', '.join(sorted(elsewhere))}, expected {' and '.join(NODES)}")
     loads: dict[int, dict[str, dict[str, Any]]] = {}
     for row in events:
         if row["event"] == "worker_version" and row["version"] > begun:
@@ -95,7 +97,7 @@ def _of_versions(cluster: ClusterOfHosts, begun: int) -> Result:
     last = [max(row["time_s"] for row in rows.values()) - announced[version] for version, rows in whole.items()]
     told = {
         node: [sum(row["wire_bytes"] for name, row in rows.items() if nodes[name] == node) for rows in whole.values()]
-        for node in sorted(set(nodes.values()))
+        for node in NODES
     }
     return {
         "versions": len(whole),
@@ -117,6 +119,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
     file_with = [*with_vocabulary(file)] if load_job(file).rollout.engine == "simulated" else []
     job = load_job(file, file_with)
     plain: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) | {"rollout": job.rollout.model_dump(mode="json")}
+    del plain["cluster"]  # the hosts say where its workers are
     cable = Cable(delay_s=options.delay_ms / 1e3, rate=f"{options.mbit:g}mbit", loss=options.loss)
     ways: dict[str, Result] = {}
     for way in options.ways.split(","):
