@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
         raise BenchmarkFailed(str(error)) from error
     finally:
         run.close()
-    result |= {name: round(statistics.median(values), 4) for name, values in joining.times.items()}
+    result |= {name: round(statistics.median(values), 3) for name, values in joining.times.items()}
     return result | {
         "times": joining.times,
         "job": f"{job_text(job)}; {job.rollout.engine} engine, {job.rollout.workers} workers",
