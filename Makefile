@@ -31,7 +31,7 @@ CHECK_DEVICE ?= cuda
 help:
 	@echo 'make install   .venv with the headrace command'
 	@echo 'make demo      a real RL run on this machine, in minutes'
-	@echo 'make test      all tests but the long ones, some twenty minutes on two cores'
+	@echo 'make test      all tests but the long ones, some twenty-five minutes on two cores'
 	@echo 'make test-long the long ones'
 	@echo 'make chaos     a hundred real runs, each with a random fault plan'
 	@echo 'make check-gpu on a machine with a GPU: what runs on it, in ten minutes, and gpu_report.md'
