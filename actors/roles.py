@@ -1,8 +1,8 @@
 """Which actors each kind of process hosts. Strings only, so that listing roles imports none of them.
 
-A role's ``build`` function gets what the process is told (RoleArgs for a job's, ServiceArgs for a training service,
-which has no job) and returns the actors of the process by name. The process is started by a node agent as
-``python -m main actor`` (``supervisors/machine/process.py``), spawns these actors and then reports ready.
+A role's ``build`` function gets the process's arguments (RoleArgs for a job's process, ServiceArgs for a training
+service, which has no job) and returns its actors by name. The process is started by a node agent as
+``python -m main actor`` (``supervisors/machine/processes/process.py``), spawns these actors and then reports ready.
 """
 
 from __future__ import annotations
@@ -24,47 +24,46 @@ if TYPE_CHECKING:
 
 
 class ProcessArgs(msgspec.Struct, frozen=True, kw_only=True, tag_field="serves"):
-    """What every process is told, whomever it serves."""
+    """Arguments of every process, be it a job's or a training service's."""
 
     role: str
     name: str
     """The main actor's name, such as ``rollout-0``."""
     node: str
     run_dir: str
-    """Directory of whom it serves; its output goes into ``logs`` there."""
+    """Directory of the job or training service; the process's output goes into ``logs`` there."""
     metrics: ActorAddress
-    """Actor of the head's that keeps what the process tells of itself."""
+    """Actor of the head that records the metrics that the process reports."""
     run_id: str = ""
     """Id of the run's shared memory (``actors/weights/segments.py``); empty: as kept in ``run_dir``."""
+    rank: int = 0
+    """Number in its rank group, 0 for the leader; a process that is in no group has 0 of ``size`` 1."""
+    size: int = 1
+    """Number of ranks in its group."""
+    leader: str = ""
+    """Name of the actor that leads the group of a ``rank``."""
+    kind: str = ""
+    """Kind of follower that a ``rank`` runs, a key of ``actors/ranks/followers.py``."""
 
     @property
     def name_of_job(self) -> str:
-        """The name under which it reports to the metrics."""
+        """The name under which the process reports its metrics."""
         raise NotImplementedError
 
 
 class RoleArgs(ProcessArgs, frozen=True, kw_only=True, tag="job"):
-    """All that a role's process is told. ``job`` is the resolved job file as JSON."""
+    """Arguments of a job's process. ``job`` is the resolved job file as JSON."""
 
     job: str
     model_path: str
     scheduler: ActorAddress
     resume_from: str = ""
-    """Trainer: checkpoint directory to start from; empty: the newest one of the run directory, else the model."""
+    """Checkpoint directory that a trainer starts from; empty: the newest one of the run directory, else the model."""
     beside_trainer: bool = False
-    """Rollout: it is placed on the head's machine, which is the trainer's, and nowhere else."""
+    """Whether a rollout worker is placed on the head's machine, which is the trainer's."""
     service: ActorAddress | None = None
-    """Trainer: the training service that computes for it, in its present life. A next life of the service listens
-    elsewhere: a trainer that loses it ends, and its next life is told the new address. None: it computes itself."""
-
-    rank: int = 0
-    """Number in its rank group, 0 for the leader; a process that is in none leads a group of one."""
-    size: int = 1
-    """Number of ranks in its group."""
-    leader: str = ""
-    """Role ``rank``: name of the actor that leads its group."""
-    kind: str = ""
-    """Role ``rank``: what it runs, a key of ``actors/ranks/followers.py``."""
+    """Training service that computes for a trainer; None: the trainer computes itself. A restarted service listens
+    elsewhere: a trainer that loses it ends, and its next life is told the new address."""
 
     @property
     def job_config(self) -> JobConfig:
@@ -76,9 +75,14 @@ class RoleArgs(ProcessArgs, frozen=True, kw_only=True, tag="job"):
 
 
 class ServiceArgs(ProcessArgs, frozen=True, kw_only=True, tag="service"):
-    """All that a training service's process is told. ``service`` is its ServiceConfig as JSON, ``name`` its name."""
+    """Arguments of a training service's process, or of a rank that follows it.
+
+    ``service`` is its ServiceConfig as JSON, ``name`` its name.
+    """
 
     service: str
+    followers: tuple[ActorAddress, ...] = ()
+    """The ranks that the service leads, which are ready before it starts."""
 
     @property
     def config(self) -> ServiceConfig:
@@ -86,20 +90,20 @@ class ServiceArgs(ProcessArgs, frozen=True, kw_only=True, tag="service"):
 
     @property
     def name_of_job(self) -> str:
-        return service_process(self.name)
+        return service_process(self.leader or self.name)
 
 
 AnyArgs = RoleArgs | ServiceArgs
 
 
 def service_process(name: str) -> str:
-    """What the process of the training service ``name`` is called at its node agent."""
+    """The name by which a node agent knows the process of the training service ``name``."""
     return f"{SHARED}.{name}"
 
 
 @functools.lru_cache(maxsize=16)
 def _parsed(job: str) -> JobConfig:
-    """A process asks again and again for the one job that it serves."""
+    """Cached, since a process asks for its one job again and again."""
     return JobConfig.model_validate_json(job)
 
 
@@ -109,15 +113,28 @@ ROLES: dict[str, str] = {
     "trainer": "actors.trainer.trainer:build",
     "rank": "actors.ranks.rank:build",
     "weights": "actors.weights.server:build",
-    "rewards": "actors.environments.worker:build",
+    "rewards": "actors.environments.scoring.reward_worker:build",
     "ranker": "actors.ranker.ranker:build",
     "gateway": "actors.gateway.service:build",
     "environments": "actors.environments.episodes.worker:build",
 }
 
 
+BESIDE: dict[str, str] = {"rank": "actors.weights.share:beside"}
+"""What serves beside the actors of a role, in their process."""
+
+
 def build_role(args: AnyArgs) -> dict[str, Actor]:
     """The actors of a process of ``args.role``, by name. Imports that role's code and nothing else's."""
-    module, _, function = ROLES[args.role].partition(":")
+    return _built(ROLES[args.role], args) | actors_beside(args)
+
+
+def actors_beside(args: AnyArgs) -> dict[str, Actor]:
+    """The actors of ``BESIDE`` for that process."""
+    return _built(BESIDE[args.role], args) if args.role in BESIDE else {}
+
+
+def _built(place: str, args: AnyArgs) -> dict[str, Actor]:
+    module, _, function = place.partition(":")
     build: Callable[[AnyArgs], dict[str, Actor]] = getattr(importlib.import_module(module), function)
     return build(args)

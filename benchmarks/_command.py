@@ -6,11 +6,12 @@ Each benchmark takes ``--json`` and then prints one line of it on stdout and not
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+from actors.core.strict_json import strict_json
 
 Result = dict[str, Any]
 
@@ -59,7 +60,7 @@ def print_figures(result: Result) -> None:
 def show(result: Result, options: argparse.Namespace, print_table: Callable[[Result], None] = print_figures) -> None:
     """One line of JSON with ``--json``, else a table."""
     if options.json:
-        print(json.dumps(result), flush=True)
+        print(strict_json(result), flush=True)
         return
     print_table(result)
     if note := result.get("note"):

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from benchmarks._processes import ROOT
 from configs.loader import dump_job, load_job
-from configs.schema import JobConfig
+from configs.run_files import METRICS
+from configs.schema import DataConfig, JobConfig
 
 _LOOK_S: Final = 2.0
 """Long enough to see who computes now; the load average also remembers who did a minute ago."""
@@ -36,9 +37,9 @@ def prepare_job(job_file: Path, overrides: Sequence[str], directory: Path, model
 
     Checkpoints are only taken at the end: the loop takes none.
     """
-    from supervisors.jobs.model_preparation import prepare_model
-    from supervisors.jobs.phase import to_nobody
-    from supervisors.jobs.reward_preparation import prepare_rewards
+    from supervisors.preparation.model_preparation import prepare_model
+    from supervisors.preparation.phase import to_nobody
+    from supervisors.preparation.reward_preparation import prepare_rewards
 
     directory.mkdir(parents=True, exist_ok=True)
     job = load_job(job_file, [*overrides, "checkpoint.every=0"])
@@ -82,7 +83,7 @@ def run_headrace(job_file: Path, run_dir: Path, overrides: Sequence[str]) -> Run
         raise BenchmarkFailed(
             f"headrace run ended as {summary.get('state')}: {summary.get('error', 'no reason given')}"
         )
-    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (run_dir / METRICS).read_text(encoding="utf-8").splitlines()
     return Run(summary=summary, rows=[json.loads(line) for line in lines])
 
 
@@ -151,3 +152,13 @@ def job_text(job: JobConfig) -> str:
     algorithm = job.algorithm
     batch = f"{algorithm.prompts_per_step} prompts x {algorithm.group_size}"
     return f"{job.data.task}, {batch}, at most {job.rollout.max_tokens} tokens"
+
+
+def stream_index(data: DataConfig, seed: int, length: int, ordinal: int) -> int | None:
+    """Which row the ``ordinal``-th prompt of the stream is; None after the last epoch."""
+    from actors.environments.prompts.sources import epoch_order
+
+    epoch, position = divmod(ordinal, length)
+    if data.epochs is not None and epoch >= data.epochs:
+        return None
+    return int(epoch_order(data, seed, length, epoch)[position]) if data.shuffle else position

@@ -1,6 +1,6 @@
 """The processes of a benchmark: those beside the measured one, and what each of them costs.
 
-with beside("_echo", "actor") as process: …     python -m benchmarks._echo actor, told to end with the block
+with beside("data_plane._echo", "actor") as process: …     python -m benchmarks.data_plane._echo actor, ended with it
 """
 
 from __future__ import annotations

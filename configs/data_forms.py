@@ -1,11 +1,11 @@
-"""Which form the data of ``data.path`` have: it follows from the path, whatever ``data.source`` calls it.
+"""Finds the form of the data at ``data.path`` by the path; ``data.source: jsonl`` counts where its ending says nothing.
 
 *.jsonl, *.ndjson, *.json, each also with .gz ──▶ TEXT       one object a line, or one array of objects
 *.parquet ─────────────────────────────────────▶ PARQUET
 a directory of save_to_disk ───────────────────▶ SAVED      one data set, or several splits
 any other directory with data files in it ─────▶ FOLDER     as on the Hugging Face hub: data/train-*.parquet
 
-A hub name, ``owner/name``, is fetched before anybody reads it, and then is a directory of save_to_disk.
+Data named on a hub, ``owner/name``, is fetched into a directory of save_to_disk before it is read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ TEXT_ENDINGS: Final = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", 
 _FOLDER_ENDINGS: Final = (*TEXT_ENDINGS, ".parquet", ".csv", ".arrow")
 _SAVED_FILES: Final = ("dataset_dict.json", "dataset_info.json", "state.json")
 _DEEPEST: Final = 3
-"""Folders below the one that is named in which its data files may lie."""
+"""Levels of folders in which data files are looked for, the named one included."""
 _ANSWER_KINDS: Final = (str, int, float)
 
 
 class DataForm(enum.Enum):
-    """How rows are written."""
+    """The forms in which rows are stored."""
 
     TEXT = "text"
     PARQUET = "parquet"
@@ -32,7 +32,7 @@ class DataForm(enum.Enum):
 
 
 class UnknownForm(ValueError):
-    """It is no form that can be read. ``fix`` says what to do."""
+    """The data has no form that can be read. ``fix`` says what to do."""
 
     def __init__(self, wrong: str, fix: str) -> None:
         super().__init__(wrong)
@@ -43,7 +43,7 @@ def form_of(path: Path, source: str) -> DataForm:
     """The form of what lies at ``path``, which exists.
 
     Raises:
-        UnknownForm: nobody here can read it.
+        UnknownForm: it has no form that can be read.
     """
     name = path.name.lower()
     if path.is_dir():
@@ -68,7 +68,7 @@ def looks_like_data_file(path: str) -> bool:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """The data files of a directory as on the hub, sorted; hidden ones are none."""
+    """The data files of a directory laid out as on the hub, sorted; hidden files are left out."""
     found = [path for depth in range(_DEEPEST) for path in folder.glob("*/" * depth + "*")]
     return sorted(
         path
@@ -81,7 +81,7 @@ def chosen_split(splits: list[str], path: Path | str, wanted: str | None = None)
     """``wanted``, which is ``data.split``; if unset, ``train``, or the only one there is.
 
     Raises:
-        UnknownForm: names the splits.
+        UnknownForm: no split can be chosen; the message names those that there are.
     """
     if wanted is not None and wanted not in splits:
         have = ", ".join(sorted(splits)) or "none"

@@ -1,10 +1,10 @@
-"""Whose turn it is where prompts come from several sources: a function of weights and seed, without state.
+"""Chooses the source of each prompt where there are several: a function of weights and seed, without state.
 
     ordinal n ─▶ u(n) = offset + n · step  (mod 2^64), even over all values ─▶ the source in whose share it lies
 
 Invariants
-- Of any n prompts in a row each source has its share, up to a few: ``step`` is 2^64 by the golden ratio.
-- How many prompts of a source come before ordinal n is computed, not counted, so a run goes on at any ordinal at once.
+- Of any n consecutive prompts each source has its share, give or take a few: ``step`` is 2^64 / the golden ratio.
+- How many prompts of a source come before ordinal n is computed, not counted, so a run resumes at any ordinal at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from configs.task_schema import DataConfig
 
 _ALL: Final = 1 << 64
 _STEP: Final = 0x9E3779B97F4A7C15
-"""Odd, so that every value comes once before any comes again."""
+"""Step of u: odd, so that every value comes once before any comes again."""
 
 
 class Mix:
-    """It says which source each prompt of a stream is from, and which prompt of that source it is."""
+    """Says which source each prompt of a stream is from, and which prompt of that source it is."""
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
         shares = [Fraction(weight) for weight in weights]
@@ -34,7 +34,7 @@ class Mix:
 
     @classmethod
     def of(cls, data: DataConfig, seed: int) -> Mix:
-        """The mix of ``data``, which is of several sources."""
+        """The mix of ``data``, which has several sources."""
         return cls([source.weight for source in data.mix], seed)
 
     def source_of(self, ordinal: int) -> int:
@@ -47,14 +47,14 @@ class Mix:
         return [end - begin for begin, end in zip([0, *below[:-1]], below, strict=True)]
 
     def _below(self, end: int, count: int) -> int:
-        """For how many of the first ``count`` ordinals u is less than ``end``: u passes 0 or ``end`` when it does."""
+        """How many of the first ``count`` ordinals have u below ``end``, by how often u passes 0 and ``end``."""
         passed_zero = _floor_sum(count, _ALL, _STEP, self._offset)
         passed_end = _floor_sum(count, _ALL, _STEP, self._offset + _ALL - end)
         return passed_zero - passed_end + count
 
 
 def _floor_sum(count: int, modulus: int, step: int, offset: int) -> int:
-    """Sum of floor((step · i + offset) / modulus) over i from 0 to count - 1, as Euclid would."""
+    """Sum of floor((step · i + offset) / modulus) over i from 0 to count - 1, by Euclid's algorithm."""
     total = 0
     while count:
         total += count * (count - 1) // 2 * (step // modulus) + count * (offset // modulus)

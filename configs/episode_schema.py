@@ -1,7 +1,7 @@
 """Episodes of several turns: the sections ``environment`` and ``gateway`` of a job file.
 
 environment   who speaks between the model's turns, and how long an episode may get
-gateway       where its questions to the model are answered
+gateway       where requests to the model are answered
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EnvironmentConfig(Section):
 
     @property
     def processes(self) -> dict[str, str]:
-        """Names of the processes that it needs, and the role of each: agents outside bring none of their own."""
+        """Name → role of each process that the environment needs; agents outside need only the gateway."""
         if self.kind == "none":
             return {}
         workers = 0 if self.kind == "external" else self.workers

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Found = tuple[str, str, str]
+"""What a check finds wrong with a value of the right type: (dotted field, what is wrong, what to do)."""
+
 
 @dataclass(frozen=True)
 class Problem:
     """Names one thing that is wrong, and what to do about it."""
 
     where: str
-    """Where a person finds it: ``job.yaml:12`` or ``--set a.b=c``."""
+    """Place where it was written: ``job.yaml:12`` or ``--set a.b=c``."""
     field: str
     """Dotted path, such as ``rollout.workers``; empty for the file as a whole."""
     wrong: str

@@ -2,9 +2,9 @@
 
     data          prompts that are not trained on, in any form that the section ``data`` takes
     every         at the start, after every so many steps, and at the end
-    samples, …    how responses are drawn; what is not said is as in ``rollout``
+    samples, …    how responses are drawn; all else is as in ``rollout``
 
-Whoever reads or scores evaluation prompts works with ``JobConfig.evaluation``: the job as if these were its data.
+Code that reads or scores evaluation prompts uses ``JobConfig.evaluation``: the job with these prompts as its data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from configs.section import PositiveInt, Section
 from configs.task_schema import DataConfig
 
 SEED_OFFSET = 1_000_000_007
-"""Added to the job's seed for evaluation: generated tasks and sampling noise differ from those of training."""
+"""Number added to the job's seed, so that an evaluation's generated tasks and sampling differ from training's."""
 _PREFIX = "eval."
 
 

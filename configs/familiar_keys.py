@@ -1,4 +1,4 @@
-"""What other trainers call the keys of a job file: whoever writes such a name is told ours.
+"""The names that other trainers give to the keys of a job file: whoever writes such a name is told ours.
 
 The names are those of TRL, verl, OpenRLHF and transformers' ``TrainingArguments``. One that means something a little
 different here has a remark that says so.
@@ -45,6 +45,12 @@ _OURS: Final[dict[str, tuple[str, str]]] = {
     "num_samples": ("algorithm.group_size", ""),
     "rollout_n": ("algorithm.group_size", ""),
     "beta": ("algorithm.kl_coefficient", ""),
+    "expert_parallel_size": (
+        "trainer.expert_parallel",
+        "true: over all ranks of a copy",
+    ),
+    "router_aux_loss_coef": ("algorithm.load_balancing", "the mean over layers"),
+    "moe_aux_loss_coeff": ("algorithm.load_balancing", "the mean over layers"),
     "kl_coef": ("algorithm.kl_coefficient", ""),
     "kl_beta": ("algorithm.kl_coefficient", ""),
     "kl_loss_coef": ("algorithm.kl_coefficient", ""),
@@ -138,11 +144,11 @@ _OURS: Final[dict[str, tuple[str, str]]] = {
     "off_policy_steps": ("sync.max_staleness", "with sync.mode: async"),
     "async_training": ("sync.mode", "async"),
 }
-"""A foreign name → our key, and what to say besides."""
+"""Another trainer's name → our key, and a remark to go with it."""
 
 
 def key_by_meaning(name: str, known: Collection[str]) -> str | None:
-    """What to write instead of the last part of a path; None if it is nobody's name, or ours is none of ``known``."""
+    """A hint that names our key for another trainer's ``name``; None if there is none, or it is not in ``known``."""
     ours, remark = _OURS.get(name.lower(), ("", ""))
     if ours not in known:
         return None

@@ -12,7 +12,7 @@
 
 Invariants
 - A fault against a target that its kind cannot hit is refused when it is read, with the field's name.
-- What is not written has one meaning: no time is at once, no ``heal_after_s`` is for good.
+- A key that is left out has one meaning: without a time, at once; without ``heal_after_s``, for good.
 - Whatever is drawn (which worker of a role, which message, which chunk) comes from the plan's seed and the fault's
   place in the list, so that equal seeds draw alike.
 """
@@ -29,8 +29,9 @@ from configs.schema import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.validation import Where, load_file, validate
 
 Kind = Literal[
-    "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt", "disk_full", "clock"
-]
+    "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt", "disk_full", "clock",
+    "out_of_memory",
+]  # fmt: skip
 Role = Literal[
     "rollout", "trainer", "rank", "weights", "rewards", "gateway", "environments", "train_service", "scheduler", "node",
     "head",
@@ -54,7 +55,7 @@ class ChunkTarget(Section):
 
 
 class Target(Section):
-    """A target says what a fault hits, by exactly one of the first five keys."""
+    """Says what a fault hits, by exactly one of the first five keys."""
 
     role: Role | None = None
     """``count`` processes of this role, drawn by the seed. ``rank``: those that a trainer or a rollout worker leads;
@@ -71,7 +72,8 @@ class Target(Section):
     count: PositiveInt = 1
     """How many processes of ``role``; all of them if there are fewer."""
     job: Name | None = None
-    """Whose; unset: of the only job, or of any."""
+    """Whose; unset: of the only job. Of several real ones it is to be named, except for the head or a node as the
+    target, which are all jobs'; in simulations it may be any."""
 
     @property
     def form(self) -> str:
@@ -110,7 +112,7 @@ class FaultBase(Section):
     ROLES: ClassVar[tuple[str, ...]] = (
         "rollout", "trainer", "rank", "weights", "rewards", "gateway", "environments", "train_service", "node", "head",
     )  # fmt: skip
-    """Roles that it can hit."""
+    """Roles that this kind can hit."""
 
     kind: Any  # one literal in each kind; first, since it tells the kinds apart
     """One of the kinds below."""
@@ -192,7 +194,7 @@ class Slow(HealingFault):
 
 
 class LinkFault(HealingFault):
-    """A fault of messages. A process as the target means its links to everybody."""
+    """A fault of messages. A process as the target means all its links."""
 
     HITS = MESSAGES
 
@@ -311,19 +313,32 @@ class Clock(HealingFault):
         return value
 
 
+class OutOfMemory(FaultBase):
+    """The next micro-batch of several samples finds no memory; the trainer halves it, and repeats the step.
+
+    Real: the micro-batch is computed, and fails when its gradients are in the sums. Simulated: the same; with the role
+    ``train_service`` that of whichever job comes next.
+    """
+
+    HITS = ("role", "name")
+    ROLES = ("trainer", "train_service")
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+
+
 Fault = Annotated[
-    Kill | Hang | Slow | Partition | Drop | Delay | Duplicate | Corrupt | Preempt | DiskFull | Clock,
+    Kill | Hang | Slow | Partition | Drop | Delay | Duplicate | Corrupt | Preempt | DiskFull | Clock | OutOfMemory,
     Field(discriminator="kind"),
 ]
 
 KINDS: Final[dict[str, type[FaultBase]]] = {
     str(kind.model_fields["kind"].default): kind
-    for kind in (Kill, Hang, Slow, Partition, Drop, Delay, Duplicate, Corrupt, Preempt, DiskFull, Clock)
+    for kind in (Kill, Hang, Slow, Partition, Drop, Delay, Duplicate, Corrupt, Preempt, DiskFull, Clock, OutOfMemory)
 }
 
 
 class FaultPlan(Section):
-    """Faults in the order in which they are numbered; when they strike is each one's own business."""
+    """Holds faults in the order of their numbers; each says itself when it strikes."""
 
     seed: NonNegativeInt = 0
     """The seed of whatever is drawn."""
@@ -345,7 +360,7 @@ def load_fault_plan(path: str | Path) -> FaultPlan:
 
 
 def fault_from_mapping(values: Mapping[str, Any], where: str = "the fault") -> FaultBase:
-    """One fault as a plain map, such as ``{"kind": "kill", "target": {"name": "rollout-0"}}``.
+    """One fault from a plain map, such as ``{"kind": "kill", "target": {"name": "rollout-0"}}``.
 
     Raises:
         ConfigError: as load_fault_plan, with ``where`` in place of the file's name; fields are named ``fault.…``.
@@ -355,5 +370,5 @@ def fault_from_mapping(values: Mapping[str, Any], where: str = "the fault") -> F
 
 
 def dump_fault(fault: FaultBase) -> dict[str, Any]:
-    """The fault as a plain map; ``fault_from_mapping`` of it gives ``fault`` again. What was not said is left out."""
+    """The fault as a plain map, which ``fault_from_mapping`` turns back; keys that were not set are left out."""
     return fault.model_dump(mode="json", exclude_none=True, exclude_unset=True) | {"kind": fault.kind}

@@ -1,7 +1,6 @@
 """The section ``provider.kubernetes``: what the pods of a job's machines are made of, and where they are asked for.
 
-Names are those of a pod's own manifest where there is one. What the section does not say is left to the cluster's
-defaults.
+Keys are named as in a pod's manifest where it has them. Keys that are not set are left to the cluster's defaults.
 """
 
 from __future__ import annotations

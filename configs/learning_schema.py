@@ -5,7 +5,7 @@
 grpo, dr_grpo, dapo, gspo, cispo, rloo    rewards of siblings are compared with each other
 reinforce_pp_baseline                     the same, then whitened over the step
 reinforce_pp                              rewards of the whole step are compared
-ppo                                       a critic says what to expect of each token; ``critic`` says which
+ppo                                       a critic predicts the reward at each token; ``critic`` says which
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RuleName = Literal[
     "grpo", "dr_grpo", "rloo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "dapo", "gspo", "cispo"
 ]  # fmt: skip
 Surrogate = Literal["clipped", "sequence", "weighted"]
-"""What is maximised: PPO's clipped ratio of a token, the same of a sequence, or the log-probability with a weight."""
+"""Objectives to maximise: PPO's clipped ratio of a token, the same of a sequence, or a weighted log-probability."""
 LossMean = Literal["token", "sequence", "sequence_sum", "constant"]
 Correction = Literal["none", "tis", "icepop", "sequence_mask"]
 KlKind = Literal["k1", "k2", "k3", "k3_with_k2_gradient"]
@@ -98,6 +98,9 @@ class AlgorithmConfig(Section):
     a gradient, too: of each kind the whole gradient is then that of the KL."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Bonus in the loss: this times the entropy of the distribution that each token was drawn from."""
+    load_balancing: NonNegativeFloat | None = None
+    """Mixtures of experts: weight of the load-balancing loss of Switch Transformers in the loss, the mean over layers;
+    0.001 is usual. 0: not in the loss, but measured, as ``expert_imbalance``. Unset: not measured either."""
     gamma: UnitInterval = 1.0
     """``ppo``, ``reinforce_pp``: discount of the rewards of later tokens."""
     gae_lambda: UnitInterval = 0.95
@@ -128,7 +131,7 @@ class AlgorithmConfig(Section):
 
     @property
     def siblings_min(self) -> int:
-        """Rewards of a prompt's samples below which these teach nothing."""
+        """Number of a prompt's rewarded samples below which they teach nothing."""
         return 2 if self.compares_siblings else 1
 
     @property
@@ -141,7 +144,7 @@ class AlgorithmConfig(Section):
 
     @property
     def whitens(self) -> bool:
-        """Whether advantages are those of tokens, whitened over the whole step."""
+        """Whether each token has its own advantage, whitened over the whole step."""
         return self.name in ("ppo", "reinforce_pp", "reinforce_pp_baseline")
 
     @property
@@ -160,7 +163,6 @@ class AlgorithmConfig(Section):
 
     @property
     def surrogate(self) -> Surrogate:
-        """What is maximised."""
         found: dict[str, Surrogate] = {"gspo": "sequence", "cispo": "weighted"}
         return found.get(self.name, "clipped")
 

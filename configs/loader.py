@@ -1,4 +1,4 @@
-"""A job file becomes a JobConfig, or one message that says what to mend.
+"""Turns a job file into a JobConfig, or into one message that says what to correct.
 
     file ── read_yaml ──▶ mapping ── --set a.b=c ──▶ mapping ── schema ──▶ JobConfig ── checks ──▶ JobConfig
                                                           └──────── ConfigError (exit code 2) ◀────┘
@@ -20,7 +20,7 @@ import yaml
 from configs.checks.checks import check_job
 from configs.errors import ConfigError, Problem
 from configs.local_paths import found
-from configs.presets import file_or_preset
+from configs.presets import file_or_preset, preset_names
 from configs.reward_training import ANSWERS
 from configs.schema import JobConfig
 from configs.task_schema import DataConfig, Reward
@@ -34,13 +34,16 @@ _FORMER: Final[dict[tuple[str, str], float | None]] = {
     ("limits", "result_cache_s"): None,
     ("limits", "loop_lag_warn_s"): None,
 }
-"""Keys of older job files, each with the one value that it could have; None: any, as nothing came of it."""
+"""Removed keys of older job files, each with the one value still accepted; None: any, as the key had no effect."""
 _RENAMED: Final[dict[tuple[str, str], str]] = {
     ("limits", "deltas_under_way"): "reports_under_way",
     ("limits", "delta_patience_s"): "report_patience_s",
     ("limits", "delta_interval_s"): "report_interval_s",
+    ("trainer", "gradient_checkpointing"): "recompute",
 }
-"""Keys of older job files that have another name now."""
+"""Renamed keys of older job files → their names now."""
+_REVALUED: Final[dict[tuple[str, str], dict[Any, str]]] = {("trainer", "recompute"): {True: "whole", False: "none"}}
+"""Values that keys had under their former names → those that mean the same now."""
 
 
 def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
@@ -51,8 +54,18 @@ def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
     Raises:
         ConfigError: anything is wrong with it, from syntax to a missing data file.
     """
+    file, source = _read(path, overrides)
+    return _checked(source, file.resolve().parent)
+
+
+def _read(path: str | Path, overrides: list[str] | None) -> tuple[Path, _Source]:
+    """The job file at ``path``, or the preset of that name. Raises ConfigError."""
     file = file_or_preset(path)
-    return _checked(_Source(file, *read_yaml(file), overrides or []), file.resolve().parent)
+    values, lines = read_yaml(file, presets=preset_names)
+    if "jobs" in values:
+        fix = f"Run `headrace simulate {path}`, or name a job: {', '.join(preset_names())}"
+        raise ConfigError.of(str(file), "jobs", "this is a scenario for simulation, no job", fix)
+    return file, _Source(file, values, lines, overrides or [])
 
 
 def _checked(source: _Source, beside: Path) -> JobConfig:
@@ -65,8 +78,8 @@ def _checked(source: _Source, beside: Path) -> JobConfig:
 
 def read_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
     """Read a job without the checks of this machine: for a job that another process will check and run."""
-    file = file_or_preset(path)
-    return _resolve_paths(_Source(file, *read_yaml(file), overrides or []).job(), file.resolve().parent)
+    file, source = _read(path, overrides)
+    return _resolve_paths(source.job(), file.resolve().parent)
 
 
 def job_from_mapping(values: Mapping[str, Any], where: str = "job", overrides: list[str] | None = None) -> JobConfig:
@@ -100,8 +113,7 @@ class _Source:
     def where(self, field: str) -> str:
         """The nearest thing that was written: the override, the field's line, its section's line, or the file."""
         at = tuple(field.split("."))
-        if at[:2] == ("reward", "parts") and at[:2] not in self._lines:
-            at = (at[0], *at[2:])  # it was written as a list
+        at = self._as_written(at)
         while at:
             if at in self._overridden:
                 return f"--set {self._overridden[at]}"
@@ -109,6 +121,11 @@ class _Source:
                 return f"{self._path}:{self._lines[at]}"
             at = at[:-1]
         return str(self._path)
+
+    def _as_written(self, at: Path_) -> Path_:
+        """Messages name the items of ``reward`` as those of ``reward.parts``, and it may be written as a list."""
+        is_list = at[:2] == ("reward", "parts") and isinstance(self._values.get("reward"), list)
+        return (at[0], *at[2:]) if is_list else at
 
     def _override(self, override: str) -> None:
         name, equals, text = override.partition("=")
@@ -119,16 +136,35 @@ class _Source:
             value = parse_value(text)
         except yaml.YAMLError as error:
             raise _bad_override(override, name, f"the value is not YAML: {error}", "Quote the value") from error
-        section: dict[str, Any] = self._values
-        for depth, key in enumerate(at[:-1]):
-            inner = section.setdefault(key, {})
-            if not isinstance(inner, dict):
-                outer = ".".join(at[: depth + 1])
-                fix = f"Set {outer} itself, or mend the file"
-                raise _bad_override(override, name, f"{outer} is {inner!r}, not a section", fix)
-            section = cast("dict[str, Any]", inner)
-        section[at[-1]] = value
+        at = self._as_written(at)
+        section: Any = self._values
+        for depth, key in enumerate(at):
+            place = _place(section, key, override, name, ".".join(at[:depth]))
+            if depth == len(at) - 1:
+                section[place] = value
+            elif isinstance(section, dict):
+                section = cast("dict[str, Any]", section).setdefault(key, {})
+            else:
+                section = section[place]
         self._overridden[at] = override
+
+
+def _place(section: object, key: str, override: str, name: str, outer: str) -> str | int:
+    """``key`` as what a section, or a list, is indexed with. Raises ConfigError if ``section`` has no such place."""
+    if isinstance(section, dict) and key.isdecimal() and key not in section:
+        fix = f"Name a key below {outer}, or set {outer} itself to a list"
+        raise _bad_override(override, name, f"{outer or 'the job'} is no list here", fix)
+    if isinstance(section, dict):
+        return key
+    if not isinstance(section, list):
+        fix = f"Set {outer} itself, or mend the file"
+        raise _bad_override(override, name, f"{outer} is {section!r}, not a section", fix)
+    count = len(cast("list[object]", section))
+    if not key.isdecimal() or int(key) >= count:
+        numbers = f"0 to {count - 1}" if count else "none: set the list itself"
+        fix = f"Write the number of an item, counted from 0: {outer}.0"
+        raise _bad_override(override, name, f"{outer} is a list, and its items are {numbers}", fix)
+    return int(key)
 
 
 def _bad_override(override: str, field: str, wrong: str, fix: str) -> ConfigError:
@@ -140,7 +176,7 @@ def _validate(values: dict[str, Any], where: Callable[[str], str]) -> JobConfig:
 
 
 def _in_todays_keys(values: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
-    """``values`` in today's keys: the job files of older runs name keys that went, or have other names now."""
+    """``values`` with today's keys: the job files of older runs may have keys that were removed or renamed."""
     for (section, key), only in _FORMER.items():
         given = values.get(section)
         if not isinstance(given, dict) or key not in given:
@@ -153,7 +189,12 @@ def _in_todays_keys(values: dict[str, Any], where: Callable[[str], str]) -> dict
     for (section, key), now in _RENAMED.items():
         given = values.get(section)
         if isinstance(given, dict) and key in given:
-            values = values | {section: {now if name == key else name: item for name, item in given.items()}}
+            if now in given:
+                field, wrong = f"{section}.{key}", f"given beside {now}, which is its name now"
+                raise ConfigError.of(where(field), field, wrong, "Remove it")
+            item: Any = cast("dict[str, Any]", given)[key]
+            item = _REVALUED.get((section, now), {}).get(item, item) if isinstance(item, bool) else item
+            values = values | {section: {n: v for n, v in given.items() if n != key} | {now: item}}
     return values
 
 

@@ -7,8 +7,6 @@ from typing import Final
 
 RUN_ROOT: Final = Path("runs")
 """Folder in which run directories are made, as seen from the working directory."""
-JOBS_FILE: Final = "jobs.json"
-"""File of a directory in which one command has run several jobs: their run directories, in the order given."""
 
 
 def found(path: str, beside: Path, *, otherwise: str | None = None) -> str:

@@ -1,9 +1,9 @@
-"""What the small files of a Hugging Face directory say: read as JSON, without torch or transformers.
+"""Reads the small files of a Hugging Face directory as JSON, without torch or transformers.
 
     config.json ──▶ how many positions the model has ─▶ how long a prompt may be beside ``rollout.max_tokens``
     chat_template.jinja, tokenizer_config.json ──▶ whether there is a chat template
 
-A directory that is not there says nothing: whoever loads the model will say so.
+A missing directory is no error here: the code that loads the model reports it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ from typing import Any, Final, cast
 from configs.schema import JobConfig
 
 _POSITION_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+_EXPERT_KEYS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_IN_A_BYTE: Final = 255
+"""Most experts of a layer whose numbers take a byte each, as ``actors/models/routers.py`` packs them."""
+TINY_LAYERS: Final = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+"""Linear layers of each block of a tiny model, which is a Qwen3."""
+EXPERT_WEIGHTS: Final = ("gate_up_proj", "down_proj", "up_proj")
+"""Weights of experts, each of which transformers keeps as one tensor a layer."""
 _TINY_POSITIONS: Final = 1024
-"""Positions of a tiny model at least, so that jobs of short responses share one."""
+"""Fewest positions of a tiny model, so that jobs of short responses share one."""
 
 
 class ModelFileBroken(ValueError):
@@ -27,7 +37,7 @@ class ModelFileBroken(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Says how many tokens a model can tell apart by their place, and which key of config.json says so."""
+    """Says how many token positions a model has, and which key of config.json says so."""
 
     count: int
     key: str
@@ -52,16 +62,53 @@ def read_model_file(directory: Path, name: str) -> dict[str, Any]:
 
 
 def text_config(directory: Path) -> dict[str, Any]:
-    """``config.json``; what it says of its text model in particular goes before what it says of all."""
+    """``config.json``, in which the keys of its section ``text_config`` replace those of the same name at the top."""
     config = read_model_file(directory, "config.json")
     inner = config.get("text_config")
     return config | cast("dict[str, Any]", inner) if isinstance(inner, dict) else config
 
 
+def vocabulary(job: JobConfig, directory: Path) -> int:
+    """Number of token ids that the model has; 0: not known, or simulated engines and trainers draw others."""
+    if "simulated" in (job.rollout.engine, job.trainer.backend):
+        return 0
+    rows = text_config(directory).get("vocab_size")
+    return rows if isinstance(rows, int) and rows > 0 else 0
+
+
+def route_bytes(job: JobConfig, directory: Path) -> int | None:
+    """Bytes of the experts that an engine chose for a token (``actors/models/routers.py``); None: not known."""
+    if not job.trainer.router_replay:
+        return 0
+    config = text_config(directory)
+    layers, top_k = config.get("num_hidden_layers"), config.get("num_experts_per_tok")
+    experts = next((config[key] for key in _EXPERT_KEYS if key in config), None)
+    if not (isinstance(layers, int) and isinstance(top_k, int) and isinstance(experts, int)):
+        return None
+    every, dense = config.get("decoder_sparse_step") or 1, set(config.get("mlp_only_layers") or ())
+    first = config.get("first_k_dense_replace") or 0
+    routed = [layer for layer in range(first, layers) if layer not in dense and (layer + 1) % every == 0]
+    return len(routed) * top_k * (1 if experts <= _IN_A_BYTE else 2)
+
+
+def has_experts(directory: Path) -> bool:
+    """Whether the model is a mixture of experts, as far as config.json says."""
+    return any(text_config(directory).get(key) for key in _EXPERT_KEYS)
+
+
+def names_experts(target: str) -> bool:
+    """Whether the end of a name, as in ``model.adapter.targets``, is that of a weight of a mixture's experts.
+
+    ``up_proj`` alone is not: in most mixtures it is a linear layer beside them.
+    """
+    *owner, key = target.split(".")[-2:]
+    return key in EXPERT_WEIGHTS and (owner == ["experts"] or (not owner and key != "up_proj"))
+
+
 def positions(directory: Path) -> Positions | None:
     """The model's positions; None where config.json names none, or distances alone count (ALiBi).
 
-    Rotary positions that are scaled reach as far as their scaling says.
+    Scaled rotary positions count as far as the scaling extends them.
     """
     config = text_config(directory)
     if config.get("alibi") is True:
@@ -92,9 +139,9 @@ def _scaled(scaling: Mapping[str, Any], count: int) -> int:
 
 
 def prompt_tokens_max(job: JobConfig, directory: Path) -> int:
-    """The longest prompt that is read: ``data.max_prompt_tokens``, or what ``rollout.max_tokens`` leaves of the model.
+    """The longest prompt that is read: ``data.max_prompt_tokens``, or the positions that ``rollout.max_tokens`` leaves.
 
-    Below 1 where it leaves nothing: such a job is refused (``why_too_long``).
+    Below 1 where none are left: such a job is refused (``why_too_long``).
     """
     limit = positions(directory)
     if limit is None:
@@ -130,7 +177,7 @@ def tiny_positions(job: JobConfig) -> int:
 
 
 def matrices(directory: Path) -> list[str]:
-    """Names of what multiplies in the safetensors files, without ``.weight``; empty where there is none to read."""
+    """Names of the matrices in the safetensors files, without ``.weight``; empty where none can be read."""
     names: list[str] = []
     for file in sorted(directory.glob("*.safetensors")):
         try:
@@ -140,12 +187,12 @@ def matrices(directory: Path) -> list[str]:
                 name.removesuffix(".weight") for name, entry in header.items() if len(entry.get("shape", ())) == 2
             ]
         except (OSError, ValueError, AttributeError, TypeError, MemoryError, OverflowError):
-            return []  # whoever looks at the files says what is wrong with them
+            return []  # the check of the model's files reports it
     return names
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Whether the tokenizer brings a template for chats."""
+    """Whether the tokenizer has a chat template."""
     if any(directory.glob("chat_template*")) or (directory / "additional_chat_templates").is_dir():
         return True
     return bool(read_model_file(directory, "tokenizer_config.json").get("chat_template"))

@@ -1,4 +1,4 @@
-"""The job file's ``provider``: where machines come from. What a cluster is asked for with is passed on as it is."""
+"""The job file's ``provider``: where machines come from. Options of a cluster are passed on to it unchanged."""
 
 from __future__ import annotations
 

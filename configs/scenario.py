@@ -1,4 +1,4 @@
-"""The scenario file of ``headrace simulate``, typed: jobs, machines, weather and faults of a simulated run.
+"""The scenario file of ``headrace simulate``, typed: jobs, machines, network and faults of a simulated run.
 
     SCENARIO.yaml ─▶ load_scenario ─▶ Scenario ── with a seed ──▶ supervisors/simulation
 
@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from configs.fault_plan import Fault, Kind
 from configs.limits import Limits
 from configs.local_paths import found
+from configs.presets import scenario_names
 from configs.provider_schema import SpotConfig
 from configs.schema import (
     JobConfig,
@@ -64,8 +65,8 @@ class SimulatedJob(Section):
     """Rollout workers."""
     tensor_parallel: PositiveInt = 1
     """As ``rollout.tensor_parallel``."""
-    max_running: PositiveInt = 8
-    """Samples decoded together by one worker."""
+    max_running: PositiveInt | Literal["auto"] = 8
+    """Samples decoded together by one worker; as ``rollout.max_running``."""
     prompt_tokens: PositiveInt = 8
     """Longest prompt; lengths are drawn."""
     max_tokens: PositiveInt = 24
@@ -110,6 +111,8 @@ class SimulatedJob(Section):
     """As ``trainer.window_prompts``."""
     ranks: PositiveInt = 1
     """As ``trainer.ranks``."""
+    trainer_nodes: PositiveInt = 1
+    """As ``trainer.nodes``."""
     service: str | None = None
     """As ``trainer.service``: a name among ``services``, or ``auto``."""
     priority: int = 0
@@ -140,7 +143,7 @@ class SimulatedJob(Section):
         return self
 
     def varied(self, variant: Variant) -> SimulatedJob:
-        """The job with what ``variant`` says instead."""
+        """The job with the values that ``variant`` sets."""
         return self.model_copy(update=variant.model_dump(exclude_none=True))
 
 
@@ -151,11 +154,12 @@ class Variant(Section):
     length_ranking: Literal["none", "history", "siblings", "learned"] | None = None
     service: str | None = None
     ranks: PositiveInt | None = None
+    trainer_nodes: PositiveInt | None = None
     tensor_parallel: PositiveInt | None = None
     decode_s: Seconds | None = None
     kv_tokens: NonNegativeInt | None = None
     prompts_per_step: PositiveInt | None = None
-    max_running: PositiveInt | None = None
+    max_running: PositiveInt | Literal["auto"] | None = None
 
 
 class Costs(Section):
@@ -312,7 +316,7 @@ class Scenario(Section):
 
 
 def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_path: str, seed: int) -> JobConfig:
-    """The job file that ``job`` stands for; what lies at the two paths is not read, but for the end token."""
+    """The job file that ``job`` stands for; of the files at the two paths only the end token is read."""
     costs = scenario.costs
     engine_options: dict[str, Any] = {
         "base_s": costs.engine_step_s, "decode_s": job.decode_s, "prefill_s": costs.prefill_s, "load_s": costs.load_s,
@@ -332,8 +336,8 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
             "length_ranking": job.length_ranking, "tensor_parallel": job.tensor_parallel,
         },
         "trainer": {
-            "backend": "simulated", "ranks": job.ranks, "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts,
-            "service": job.service, "priority": job.priority, "share": job.share,
+            "backend": "simulated", "ranks": job.ranks, "nodes": job.trainer_nodes, "lr": 0.1, "threads": 1,
+            "window_prompts": job.window_prompts, "service": job.service, "priority": job.priority, "share": job.share,
         },
         "scheduling": {
             "policy": job.policy, "plan": job.plan, "relief": job.relief,
@@ -342,7 +346,8 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},
         "checkpoint": {"every": job.checkpoint_every, "keep": 2},
         "cluster": {
-            "place_rollout": job.place_rollout, "nodes": scenario.nodes if job.place_rollout == "remote" else 0,
+            "place_rollout": job.place_rollout,
+            "nodes": scenario.nodes if job.place_rollout == "remote" or job.trainer_nodes > 1 else 0,
         },
         "provider": {"kind": "functions", "idle_s": job.idle_s} if job.functions else {},
         "environment": _environment(job),
@@ -357,7 +362,7 @@ def _rule(job: SimulatedJob) -> dict[str, Any]:
 
 
 _GAME: Final = "actors.environments.examples.guess_number:GuessNumber"
-"""A class that the checks of a job find. What simulated episodes say comes from ``supervisors/simulation``."""
+"""Name of a class that the checks of a job find. What simulated episodes say comes from ``supervisors/simulation``."""
 
 
 def _environment(job: SimulatedJob) -> dict[str, Any]:
@@ -384,7 +389,7 @@ def load_scenario(path: str | Path) -> Scenario:
     Raises:
         ConfigError: it cannot be read, is no YAML, or does not fit; the message names line and field.
     """
-    scenario = load_file(Scenario, path, holds="jobs and faults", example="configs/chaos.yaml")
+    scenario = load_file(Scenario, path, holds="jobs and faults", example="configs/chaos.yaml", presets=scenario_names)
     if scenario.spot.trace is None:
         return scenario
     trace = found(scenario.spot.trace, Path(path).parent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -23,7 +23,8 @@ class ModelConfig(Section):
     """The policy."""
 
     source: Literal["hf", "tiny"] = "hf"
-    """``hf``: the Hugging Face model that ``path`` names. ``tiny``: a small Qwen3 made on the spot."""
+    """``hf``: the Hugging Face model that ``path`` names. ``tiny``: a small Qwen3 made on the spot, dense or with
+    ``experts``."""
     path: str | None = None
     """A Hugging Face directory, or a hub name such as ``Qwen/Qwen3-0.6B``, fetched into the Hugging Face cache.
     For ``tiny``, where to keep the made model (default: inside the run directory)."""
@@ -37,6 +38,8 @@ class ModelConfig(Section):
     """``tiny`` only: hidden size."""
     layers: PositiveInt = 3
     """``tiny`` only."""
+    experts: Annotated[int, Field(ge=0, le=256)] = 0
+    """``tiny`` only: experts of each layer, of which a token takes 2: a Qwen3 MoE. 0: one dense network, a Qwen3."""
     warm_start_steps: NonNegativeInt = 600
     """``tiny`` only: supervised steps on the data's own answers before RL, so that there is something to reinforce."""
     warm_start_noise: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -50,6 +53,9 @@ class RolloutConfig(Section):
     """``torch``: built in; ``vllm``: needs ``make vllm``; ``simulated``: random tokens at a modelled cost."""
     workers: NonNegativeInt = 2
     """Rollout worker processes at the start; ``headrace ctl scale`` changes it."""
+    servers: list[str] = []
+    """Addresses of ``vllm serve`` processes that you started, such as ``http://127.0.0.1:8000``. The first workers are
+    on the head's machine and speak to one each, in this order; workers beyond them run ``engine``."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is a device."""
     max_tokens: PositiveInt = 256
@@ -58,8 +64,9 @@ class RolloutConfig(Section):
     """Sampling temperature; must be above 0 in a job, since equal siblings teach nothing."""
     stop: list[str] = []
     """Further stop tokens, by text, each of which must be one token; the model's own end token always stops."""
-    max_running: PositiveInt = 256
-    """Sequences decoded together by one worker."""
+    max_running: PositiveInt | Literal["auto"] = 256
+    """Sequences decoded together by one worker. ``auto``: as many as its engine finds memory for, for their keys and
+    values; each worker tells its own number."""
     threads: NonNegativeInt = 0
     """Torch threads per worker; 0: cores (in async mode half of them) divided by workers."""
     tensor_parallel: PositiveInt = 1
@@ -81,6 +88,17 @@ class RolloutConfig(Section):
     engine_options: dict[str, Any] = {}
     """Passed to the engine (vLLM arguments such as ``gpu_memory_utilization``)."""
 
+    def server_of(self, worker: str) -> str:
+        """Address of the server to which ``worker`` (``rollout-0`` …) speaks; empty: it runs ``engine`` itself."""
+        number = worker.removeprefix("rollout-")
+        return self.servers[int(number)] if number.isdecimal() and int(number) < len(self.servers) else ""
+
+
+RECOMPUTE_WAYS: Final = ("none", "selective", "whole", "offload")
+"""Values of ``trainer.recompute`` but ``auto``, by their numbers in the metrics."""
+MICRO_BATCH_TOKENS: Final = 16_384
+"""Tokens of a micro-batch that is not measured."""
+
 
 class TrainerConfig(Section):
     backend: Literal["torch", "fsdp", "simulated"] = "torch"
@@ -93,26 +111,43 @@ class TrainerConfig(Section):
     replicas: PositiveInt = 1
     """``fsdp``: copies of the weights, each sharded over ``ranks / replicas`` ranks. Layers travel within a copy, and
     between copies gradients alone; each takes the memory of a whole copy."""
+    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """``fsdp``: machines over which ``ranks`` are divided evenly, machine by machine: the head's, then a node for each
+    further part, where each rank takes a slot and a device. With more of them than ``replicas``, each copy of the
+    weights spans several, and layers travel between them. Needs ``cluster.nodes``."""
+    context_ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    """``fsdp``: how many of the ``ranks`` share each row, for sequences whose activations do not fit onto one device.
+    Each has two slices of a row, and in every layer is given keys and values of all of it; a group computes as many
+    tokens at once as its ranks do apart. For models whose attention is computed in blocks (``attention``)."""
     offload: bool = False
     """``fsdp`` on CUDA: weights and moments stay in the CPU's memory, and come to the device a layer at a time. Takes
     less of its memory, and more time."""
+    expert_parallel: bool = False
+    """``fsdp``, mixtures of experts: each rank of a copy computes with the experts that it has, and tokens travel to
+    them and back; else the experts travel to the tokens, as all other weights do."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is a device."""
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = "adamw"
+    """``adamw8bit``: AdamW by bitsandbytes, with a quarter of the memory for the moments of matrices (extra
+    ``optimizers``), slow on a CPU. ``muon``: hidden matrices are updated by Muon, with half of AdamW's memory for them;
+    embeddings, head and vectors by AdamW. ``lr`` and ``weight_decay`` mean the same for all. Both are for whole models
+    with ``backend: torch`` alone."""
     lr: PositiveFloat = 1e-6
-    """Learning rate of AdamW after the warm-up."""
+    """Learning rate after the warm-up."""
     warmup_steps: NonNegativeInt = 0
     """Steps of a linear rise of the learning rate."""
     lr_schedule: LrSchedule = "constant"
     """Learning rate after the warm-up: ``lr`` itself, or a fall towards 0 over the rest of ``steps``, in a line or
     along half a cosine. A run that is resumed with more ``steps`` goes on along the longer schedule."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay of AdamW."""
+    """Weight decay of matrices."""
     betas: tuple[float, float] = (0.9, 0.999)
     """The two betas of AdamW."""
     max_grad_norm: PositiveFloat = 1.0
     """The gradient is scaled down to this norm."""
-    micro_batch_tokens: PositiveInt = 16_384
-    """Padded tokens in one forward and backward pass; ``fsdp``: of each rank."""
+    micro_batch_tokens: PositiveInt | Literal["auto"] = MICRO_BATCH_TOKENS
+    """Padded tokens in one forward and backward pass; ``fsdp``: of each rank. ``auto``: as many as fit, a power of two,
+    from the free memory and two measured passes at the start. Out of memory halves either, for the rest of the run."""
     window_prompts: NonNegativeInt = 0
     """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
     0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
@@ -125,8 +160,24 @@ class TrainerConfig(Section):
     threads: NonNegativeInt = 0
     """Torch threads, ``fsdp``: of each rank. 0: all cores, but for a tiny model all but one of them, in async mode
     half; shared out between ranks."""
-    gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them: less memory, more time."""
+    recompute: Literal["none", "selective", "whole", "offload", "auto"] = "none"
+    """How the backward pass comes by activations; gradients are the same. ``none``: all are kept; ``selective``:
+    products of matrices and attention are kept, the rest is computed again; ``whole``: each layer is computed again
+    from its inputs; ``offload``: all are kept, in the host's pinned memory, CUDA only. ``auto``, with
+    ``micro_batch_tokens: auto``: each is measured at the start, and the fastest that has room is taken."""
+    compile: bool = False
+    """Layers go through ``torch.compile``: fewer passes over memory between products of matrices, for a minute or more
+    at the start, in which what is compiled is held against the model as written. Needs a C++ compiler on a CPU, triton
+    on CUDA; for ``backend: torch`` without ``service``, with ``recompute: none`` or ``whole``."""
+    attention: Literal["blocks", "flex"] = "blocks"
+    """How attention is computed where siblings share a row of any length. ``blocks``: in blocks of query rows, by
+    torch's SDPA. ``flex``: by torch's ``flex_attention``; CUDA only, compiled at the first step, without sliding
+    windows. A model that does not take either has a dense mask, and rows of at most 2,048 tokens."""
+    router_replay: bool = False
+    """Mixtures of experts: the trainer sends each token of a response to the experts that the engine had chosen for it.
+    Costs layers x experts a token bytes with each token, on the wire and in the journal, some 30 times what a token
+    takes without; pays where the two would choose differently, which in float32 they hardly do. Needs
+    ``rollout.engine: torch``."""
     service: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")] | None = None
     """A training service of the head's (``--services FILE``) that trains for this job and for others, each in the
     other's gaps; ``auto``: one that the placement chooses. Unset: a process of the job's own, which shares nothing."""
@@ -139,8 +190,8 @@ class TrainerConfig(Section):
 
     @property
     def pass_tokens(self) -> int:
-        """Padded tokens in one forward and backward pass of all ranks together."""
-        return self.micro_batch_tokens * self.ranks
+        """Padded tokens in one forward and backward pass of all ranks together, until measured or halved."""
+        return self.ranks * (MICRO_BATCH_TOKENS if self.micro_batch_tokens == "auto" else self.micro_batch_tokens)
 
 
 class SyncConfig(Section):
@@ -245,6 +296,10 @@ class ClusterConfig(Section):
     place_replicas: Literal["local", "remote"] = "local"
     """Where the replicas of a trainer are (``trainer.replicas``). ``remote``: the first on the head's machine, each
     further one whole on some other node, where each of its ranks takes a slot and a device. Needs ``nodes``."""
+    replicas_unencrypted: bool = False
+    """Let ranks on several machines exchange weights and gradients over a network without keys and encryption: whoever
+    reaches it can read them, alter them, or take a rank's place. ``place_replicas: remote`` and ``trainer.nodes`` need
+    it beyond loopback."""
     listen: str = "tcp://127.0.0.1:7001"
     """``headrace run`` with ``nodes``, or a provider of other hosts: where they join; beyond loopback it needs
     ``--keys``."""
@@ -303,14 +358,18 @@ class JobConfig(Section):
 
     @property
     def listen(self) -> str | None:
-        """Where ``headrace run`` lets other machines join; None: nobody will."""
+        """Address at which other machines may join ``headrace run``; None: none will."""
         return self.cluster.listen if self.cluster.nodes or self.provider.brings_hosts else None
 
     @property
+    def trainer_machines(self) -> int:
+        """Machines over which the trainer's ranks are divided evenly, machine by machine; the head's is the first."""
+        return self.trainer.replicas if self.cluster.place_replicas == "remote" else self.trainer.nodes
+
+    @property
     def ranks_here(self) -> int:
-        """Ranks of the trainer on the head's machine: all of them, or those of its first replica."""
-        apart = self.trainer.replicas if self.cluster.place_replicas == "remote" else 1
-        return self.trainer.ranks // apart
+        """Ranks of the trainer on the head's machine, and on each other one that it has."""
+        return self.trainer.ranks // self.trainer_machines
 
     @property
     def staleness(self) -> int:
@@ -328,7 +387,7 @@ class JobConfig(Section):
 
     @property
     def only_evaluates(self) -> bool:
-        """Nothing is trained: the model as it is is evaluated."""
+        """Whether nothing is trained, and the model is only evaluated as it is."""
         return self.eval is not None and self.eval.only
 
     @property
@@ -353,7 +412,7 @@ class JobConfig(Section):
 
     @property
     def scores_early(self) -> bool:
-        """Reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only.
+        """Whether reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only.
 
         Episodes are not scored early.
         """

@@ -8,8 +8,8 @@
     placement: pack
 
 Invariants
-- A job that names no service is none of this file's business.
-- What is refused here could not be right at any time. What is only full just now is not a problem but a queue.
+- A job that names no service is not affected by this file.
+- A job is refused here only if it could never be served. If services are only full just now, it waits in a queue.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, Found
 from configs.names import SHARED
 from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section
-from configs.validation import Finding, load_file, validate
+from configs.validation import load_file, validate
 
 AUTO: Final = "auto"
-"""Value of ``trainer.service`` by which the placement policy chooses; no service may be called so."""
+"""Value of ``trainer.service`` that lets the placement policy choose; no service may have this name."""
 ServiceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
 Placement = Literal["isolated", "pack", "spread", "spread_backfill"]
 
@@ -47,21 +47,27 @@ class QueueConfig(Section):
 
 
 class ServiceConfig(Section):
-    """One training service: a process on the head's machine that holds the trained state of several jobs."""
+    """One training service: a process on the head's machine, or several ranks, that hold the trained state of several
+    jobs.
+    """
 
     name: ServiceName
     """What jobs call it in ``trainer.service``."""
-    backend: Literal["torch", "simulated"] = "torch"
+    backend: Literal["torch", "fsdp", "simulated"] = "torch"
     """As a job's ``trainer.backend``; its jobs have the same."""
+    ranks: PositiveInt = 1
+    """Processes that share each job's state, with a device each; its jobs have the same number in ``trainer.ranks``.
+    ``backend: fsdp`` alone; all are on the head's machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is a device."""
     threads: NonNegativeInt = 0
-    """Torch threads of a burst; 0: all cores. A job may leave its ``trainer.threads`` at 0, or say the same."""
+    """Torch threads of a burst, in each rank; 0: all cores, shared among the ranks. A job may leave its
+    ``trainer.threads`` at 0, or say the same."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Set: jobs of this ``model.dtype`` only."""
     memory_bytes: PositiveInt
-    """Bytes of trained state (weights, float32 master, optimizer, gradients) in the device's memory at once. On a CPU
-    a budget of main memory."""
+    """Bytes of trained state (weights, float32 master, optimizer, gradients) in the device's memory at once, in the
+    devices of all ranks together. On a CPU a budget of main memory."""
     host_bytes: NonNegativeInt = 16_000_000_000
     """Bytes of main memory for the stored states of all its jobs, and once more for the largest of them: what it has
     stored outlives its process. 0, and no ``disk_bytes``: nothing is stored, and all jobs are in memory at once."""
@@ -130,12 +136,14 @@ def service_from_mapping(values: Mapping[str, Any], where: str) -> ServiceConfig
     config = validate(ServiceConfig, dict(values), lambda _: where)
     if why := _not_a_name(config.name):
         raise ConfigError.of(where, "name", why, "Choose another name, such as train-0")
+    if wrong := _ranks_problem(config):
+        raise ConfigError.of(where, "ranks", *wrong)
     return config
 
 
-def _findings(config: ServicesConfig) -> list[Finding]:
-    """What the types of single fields cannot say."""
-    found: list[Finding] = []
+def _findings(config: ServicesConfig) -> list[Found]:
+    """Problems that the types of single fields do not exclude."""
+    found: list[Found] = []
     if not config.services:
         found.append(("services", "is empty", "Name a service, or leave --services out"))
     names: set[str] = set()
@@ -146,11 +154,21 @@ def _findings(config: ServicesConfig) -> list[Finding]:
         if why := _not_a_name(service.name):
             found.append((field, why, "Choose another name, such as train-0"))
         names.add(service.name)
+        if wrong := _ranks_problem(service):
+            found.append((f"services.{index}.ranks", *wrong))
     projects = [quota.project for quota in config.quotas]
     for index, project in enumerate(projects):
         if project in projects[:index]:
             found.append((f"quotas.{index}.project", f"{project} has two quotas", "Keep one of the two"))
     return found
+
+
+def _ranks_problem(service: ServiceConfig) -> tuple[str, str] | None:
+    """What is wrong with the service's ranks, and what to do; None: nothing."""
+    if service.ranks == 1 or service.backend == "fsdp":
+        return None
+    wrong = f"{service.ranks}, but backend is {service.backend}, which computes in one process"
+    return wrong, "Set backend to fsdp, or ranks to 1"
 
 
 def _not_a_name(name: str) -> str:
@@ -164,7 +182,7 @@ def _not_a_name(name: str) -> str:
 # ------------------------------------------------------------ a job and the services
 
 
-def problems_with(job: JobConfig, config: ServicesConfig | None) -> list[Finding]:
+def problems_with(job: JobConfig, config: ServicesConfig | None) -> list[Found]:
     """Why ``job`` can never be served by what there is; empty if it names no service, or one that suits it."""
     wanted = job.trainer.service
     if wanted is None:
@@ -181,7 +199,7 @@ def problems_with(job: JobConfig, config: ServicesConfig | None) -> list[Finding
         ]
     if wanted == AUTO:
         refused = [disagreements(job, service) for service in config.services]
-        if all(refused):  # say what is wrong with the first: the nearest to what was meant is anybody's guess
+        if all(refused):  # the first stands for all: which one was meant is unknown
             return refused[0]
         return []
     service = config.service(wanted)
@@ -193,12 +211,14 @@ def problems_with(job: JobConfig, config: ServicesConfig | None) -> list[Finding
     return disagreements(job, service)
 
 
-def disagreements(job: JobConfig, service: ServiceConfig) -> list[Finding]:
+def disagreements(job: JobConfig, service: ServiceConfig) -> list[Found]:
     """Keys of ``job`` in which it contradicts ``service``."""
-    found: list[Finding] = []
+    found: list[Found] = []
     trainer, name = job.trainer, service.name
     if trainer.backend != service.backend:
         found.append(_differs("trainer.backend", trainer.backend, name, service.backend))
+    elif trainer.ranks != service.ranks:
+        found.append(_differs("trainer.ranks", trainer.ranks, name, service.ranks))
     if "auto" not in (trainer.device, service.device) and trainer.device != service.device:
         found.append(_differs("trainer.device", trainer.device, name, service.device))
     if trainer.threads not in (0, service.threads):
@@ -208,6 +228,6 @@ def disagreements(job: JobConfig, service: ServiceConfig) -> list[Finding]:
     return found
 
 
-def _differs(field: str, ours: object, service: str, theirs: object) -> Finding:
+def _differs(field: str, ours: object, service: str, theirs: object) -> Found:
     fix = f"Write {str(theirs).partition(' ')[0]}, or choose another service"
     return field, f"{ours}, but the service {service} computes with {theirs}", fix

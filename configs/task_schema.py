@@ -1,10 +1,10 @@
-"""What is asked, and how answers are scored: the sections ``data`` and ``reward`` of a job file.
+"""Prompts, and how responses are scored: the sections ``data`` and ``reward`` of a job file.
 
     data      one source                      data.mix      several, each with a weight
     reward    one reward                      reward.parts  several, each with a weight; a list stands for them
 
-Whoever reads data goes through ``DataConfig.sources``, and whoever scores through ``RewardConfig.each``: one is a list
-of one.
+Code that reads data uses ``DataConfig.sources``, code that scores ``RewardConfig.each``; both have one item if there
+is one source or reward.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class DataConfig(SourceConfig):
 
     @property
     def sources(self) -> dict[str, DataConfig]:
-        """Each source as if it were the only one, by its name; the only one has none."""
+        """Name → each source as if it were the only one; one that is the only one has an empty name."""
         if not self.mix:
             return {"": self}
         plain = self.model_copy(update={"mix": []})
@@ -159,7 +159,7 @@ class WeightedReward(Reward):
 
     @property
     def called(self) -> str:
-        """Its name, given or not."""
+        """Name of the reward, given or derived."""
         return self.name or (self.function or "").rpartition(":")[2] or str(self.kind)
 
 
@@ -169,6 +169,9 @@ class RewardConfig(Reward):
     parts: list[WeightedReward] = []
     """Several rewards, in place of ``kind``: a list of ``{kind, weight, name, …}``. The reward
     of a sample is the sum of each times its weight; without one of them the sample has no result."""
+    limit: PositiveFloat = 1e9
+    """Magnitude above which a reward, or one of several, is taken for a mistake of its scorer: the sample has no
+    result. It holds for the rewards of environments and agents, too."""
     special_tokens: bool = False
     """Show the tokenizer's special tokens in responses, the end token too; unset, they are left out of the text."""
     timeout_s: PositiveFloat = 10.0

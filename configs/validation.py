@@ -1,4 +1,4 @@
-"""Plain values become a typed model, or one ConfigError that names each field, what was found, and what to do.
+"""Turns plain values into a typed model, or one ConfigError that names each field, what was found, and what to do.
 
     mapping ── JSON mode, strict ──▶ model
                      └── pydantic's errors ──▶ Problem: field, value, expectation, fix ──▶ ConfigError
@@ -20,14 +20,12 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_arg
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from configs.errors import ConfigError, Problem
+from configs.errors import ConfigError, Found, Problem
 from configs.familiar_keys import key_by_meaning
 from configs.yaml_source import read_yaml
 
 Where = Callable[[str], str]
-"""Field → where a person finds it: ``job.yaml:12``."""
-Finding = tuple[str, str, str]
-"""A field that is wrong although its type is right: its dotted path, what is wrong, and what to do."""
+"""Function from a field to the place where it was written, such as ``job.yaml:12``."""
 Loc = tuple[str, ...]
 M = TypeVar("M", bound=BaseModel)
 
@@ -53,8 +51,8 @@ def validate(model: type[M], values: Mapping[str, Any], where: Where) -> M:
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
-        problems = [_explain(model, dict(item), where) for item in error.errors(include_url=False)]
-        raise ConfigError(problems) from error
+        found = [_explain(model, dict(item), where) for item in error.errors(include_url=False)]
+        raise ConfigError(list(dict.fromkeys(filter(None, found)))) from error
 
 
 def load_file(
@@ -63,17 +61,19 @@ def load_file(
     *,
     holds: str,
     example: str,
-    check: Callable[[M], Sequence[Finding]] = lambda _: (),
+    presets: Callable[[], Sequence[str]] = tuple,
+    check: Callable[[M], Sequence[Found]] = lambda _: (),
 ) -> M:
-    """The YAML file at ``path`` as a ``model``; ``holds`` and ``example`` are for whoever gave another file.
+    """The YAML file at ``path`` as a ``model``; ``holds``, ``example`` and ``presets`` are for the message about a
+    wrong file.
 
-    ``check``: looks for what the types of single fields cannot say.
+    ``check``: finds problems that the types of single fields do not exclude.
 
     Raises:
         ConfigError: it cannot be read, is no YAML, or does not fit; the message names line and field.
     """
     source = Path(path)
-    values, lines = read_yaml(source, holds=holds, example=example)
+    values, lines = read_yaml(source, holds=holds, example=example, presets=presets)
 
     def where(field: str) -> str:
         at = tuple(field.split("."))
@@ -95,8 +95,8 @@ def dotted_keys(model: type[BaseModel]) -> list[str]:
 # ------------------------------------------------------------ sentences
 
 
-def _explain(root: type[BaseModel], error: dict[str, Any], where: Where) -> Problem:
-    """Turn one pydantic error into a sentence and a fix."""
+def _explain(root: type[BaseModel], error: dict[str, Any], where: Where) -> Problem | None:
+    """Turn one pydantic error into a sentence and a fix; None: another error of the same field says it better."""
     at = _Place(root, tuple(str(part) for part in error["loc"]))
     field, kind, value = at.field, str(error["type"]), error.get("input")
     shown = json.dumps(value)
@@ -106,13 +106,19 @@ def _explain(root: type[BaseModel], error: dict[str, Any], where: Where) -> Prob
         return Problem(where(field), field, "there is no such key", _suggest_key(root, at))
     if kind == "missing":
         fix = f"Add it: {at.description}" if at.description else "Add it"
+        fix = fix.partition(". ")[0]
         return Problem(where(field), field, "is missing, and has no default", fix)
+    if at.words and (kind == "list_type" or (kind == "literal_error" and not isinstance(value, list))):
+        return _no_list(where(field), field, value, shown, at.words)
+    if at.words and kind == "literal_error":
+        return None
     if kind == "literal_error":
         choices = [str(item) for item in _choices(at.annotation)] or [str(context.get("expected"))]
         return _one_of(where(field), field, value, shown, choices)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _wrong_tag(at, kind, value, where)
     expected = str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    expected = "at least one item" if kind == "too_short" else expected
     fix = _suggest_value(kind, value, at)
     return Problem(where(field), field, f"{shown} is not allowed: expected {expected}", fix)
 
@@ -129,6 +135,15 @@ def _one_of(place: str, field: str, value: object, shown: str, choices: list[str
     near = difflib.get_close_matches(str(value), choices, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}"
     return Problem(place, field, f"{shown} is not one of {', '.join(choices)}", fix)
+
+
+def _no_list(place: str, field: str, value: object, shown: str, words: Sequence[str]) -> Problem:
+    """A value that is to be one of ``words``, or a list."""
+    near = difflib.get_close_matches(str(value), words, n=1)
+    fix = (
+        f"Did you mean {near[0]!r}?" if near else f"Write it as a list: [{value if isinstance(value, str) else 'a, b'}]"
+    )
+    return Problem(place, field, f"{shown} is neither {' nor '.join(words)} nor a list", fix)
 
 
 def _wrong_tag(at: _Place, kind: str, value: object, where: Where) -> Problem:
@@ -152,6 +167,8 @@ def _suggest_value(kind: str, value: object, at: _Place) -> str:
         return "Write it as a section: its keys indented below it"
     if kind in ("list_type", "tuple_type"):
         return "Write it as a list: [a, b], or one item a line, each after '- '"
+    if kind == "too_short":
+        return "Name at least one"
     if kind == "string_pattern_mismatch":
         return "Use letters, digits, '_', '-' and '.', starting with a letter or digit, 64 at most"
     return f"Change it ({at.description})" if at.description else "Change it"
@@ -167,8 +184,9 @@ def _suggest_key(root: type[BaseModel], at: _Place) -> str:
     if near:
         return f"Did you mean {'.'.join((*at.path[:-1], near[0]))!r}?"
     elsewhere = [path for path in _all_keys(root) if path[-1] == name]
-    if elsewhere:  # the right name in the wrong section
-        return f"Did you mean {'.'.join(min(elsewhere, key=len))!r}?"
+    inside = [path for path in elsewhere if path[: len(at.path) - 1] == at.path[:-1]]
+    if elsewhere:  # the right name in the wrong section: rather one below the section where it was written
+        return f"Did you mean {'.'.join(min(inside or elsewhere, key=len))!r}?"
     near = difflib.get_close_matches(at.field, everywhere, n=1, cutoff=0.75)
     if near:
         return f"Did you mean {near[0]!r}?"
@@ -190,6 +208,8 @@ class _Place:
         """The section that holds the last field."""
         self.info: FieldInfo | None = None
         self.annotation: Any = root
+        self.words: list[str] = []
+        """The words that the field may have in place of a list, if it is such a field."""
         for part in loc:
             self._enter(part)
 
@@ -199,13 +219,18 @@ class _Place:
 
     @property
     def description(self) -> str:
-        text = " ".join((self.info.description or "").split()) if self.info else ""
+        text = " ".join((self.info.description or "").replace("``", "").split()) if self.info else ""
         return text.rstrip(".")
 
     def _enter(self, part: str) -> None:
         kind, members = _bare(self.annotation), _members(self.annotation)[1]
         if members and part in members:
             self.annotation = members[part]
+            return
+        options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+        self.words = [str(word) for option in options for word in _choices(option)]
+        if self.words and "[" in part:  # pydantic's name of an option, such as list[str]
+            self.annotation = next((option for option in options if not _choices(option)), None)
             return
         self.path = (*self.path, part)
         if isinstance(kind, type) and issubclass(kind, BaseModel):

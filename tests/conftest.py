@@ -45,8 +45,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     return GroupScheduling(config, log)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    from tests.suite_times import SuiteTimes
+
+    config.pluginmanager.register(SuiteTimes(tells=not hasattr(config, "workerinput")))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the processes of ``-n``: what takes longest first."""
+    """``slow`` is what the suite lists as that, and what is no part of ``make test``.
+
+    In the processes of ``-n``: what takes longest first.
+    """
+    from tests.slow_tests import SLOW
+    from tests.suite_times import function_of
+
+    for item in items:
+        if function_of(item.nodeid) in SLOW or item.get_closest_marker("long") or item.get_closest_marker("cluster"):
+            item.add_marker("slow")
     if hasattr(config, "workerinput"):
         from tests.scheduling import turn
 

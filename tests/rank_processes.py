@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from actors.core.context import Context
+from actors.core.watch import Down
 from actors.ranks.errors import RankLost
 from actors.ranks.followers import FOLLOWERS, Follower, Followers
 
@@ -68,6 +70,7 @@ class RankProcesses:
     """Holds the processes of ranks 1 and above of a world of ``size``; ``close`` ends them."""
 
     def __init__(self, kind: str, size: int) -> None:
+        self._kind, self._size = kind, size
         self._ranks = [_Process(kind, rank, size) for rank in range(1, size)]
         self._groups = itertools.count(1)
 
@@ -77,12 +80,25 @@ class RankProcesses:
         return [rank.process for rank in self._ranks]
 
     def followers(self) -> Followers:
-        """A group of its own; the processes stay when it is closed."""
-        return _Group(self._ranks, next(self._groups))
+        """A group of its own; the processes stay when it is closed. One that has ended is started anew."""
+        for at, rank in enumerate(self._ranks):
+            if rank.process.poll() is not None:
+                rank.end()
+                _leave_world()
+                self._ranks[at] = _Process(self._kind, rank.rank, self._size)
+        return _Group(list(self._ranks), next(self._groups))
 
     def close(self) -> None:
         for rank in self._ranks:
             rank.end()
+        _leave_world()
+
+
+def _leave_world() -> None:
+    """Leave the world of which this process is rank 0: leaders that a test has killed in it have not left it."""
+    world = sys.modules.get("actors.trainer.backends.fsdp.world")
+    while world is not None and world._users:
+        world.leave()
 
 
 class _Group:
@@ -95,6 +111,12 @@ class _Group:
     @property
     def count(self) -> int:
         return len(self._ranks)
+
+    def connect(self, ctx: Context) -> None:
+        """They are reached by pipes."""
+
+    def heard(self, message: Down) -> None:
+        """Their ends are seen at the pipes."""
 
     async def call(
         self, orders: Sequence[bytes], *, timeout_s: float, ends: Callable[[bytes], bool] | None = None
@@ -111,17 +133,28 @@ class _Group:
                             return [answer]
                 return await asyncio.gather(*asked)
         except TimeoutError as error:
-            for rank in self._ranks:
-                rank.process.kill()
+            self._kill()
             raise RankLost(f"no answer within {timeout_s:g} s") from error
+        except asyncio.CancelledError:
+            self._kill()
+            raise
         finally:
             for answer_to_come in asked:
                 answer_to_come.cancel()
 
     async def close(self) -> None:
-        with contextlib.suppress(RankLost):
+        try:
             async with asyncio.timeout(30):
                 await asyncio.gather(*(asyncio.to_thread(r.exchange, _CLOSE, self._number, b"") for r in self._ranks))
+        except TimeoutError:
+            self._kill()
+        except RankLost:
+            pass
+
+    def _kill(self) -> None:
+        """End the processes, so that no thread waits for an answer for ever, and keeps the test's loop from closing."""
+        for rank in self._ranks:
+            rank.process.kill()
 
 
 def _write(pipe: IO[bytes], what: bytes, group: int, body: bytes) -> None:

@@ -1,49 +1,69 @@
 """Which process of ``make test`` runs which test.
 
-    real runs that are harmed ─▶ benchmarks, children: one after the other ─▶ one process ┐
-                                                                                           ├▶ what is left
-    all other files, each as a whole, type checks first ────────────────────▶ another ────┘
+    real runs, in two chains of about equal length ─▶ one process each ┐
+                                                                        ├▶ what is left
+    all other files, each as a whole ─────────────────▶ the third ─────┘
 
-Real runs take longest and so come first. They have several processes each and deadlines: two of them at once would be
-late on two cores. Beside them are tests that need one core at most. A file stays together, for the sake of what its
-module makes once.
+Real runs take longest and so come first. They have several processes each and deadlines, and wait much: two of them and
+a process of other tests keep two cores busy, more would be late on them. A file stays together, for the sake of what
+its module makes once.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-_IN_ORDER: Final = (
-    ("runs", ("tests/chaos/*.py", "tests/hosts/*.py")),
-    (
-        "runs",
-        (
-            "tests/benchmarks/*.py",
-            "tests/benchmarks/peers/*.py",
-            "tests/supervisors/faults/test_node_faults.py",
-            "tests/supervisors/head/test_machine_process.py",
-            "tests/supervisors/machine/test_process.py",
-            "tests/supervisors/machine/test_role_processes.py",
-        ),
-    ),
-    ("", ("tests/style/test_lint.py",)),
-    ("", ("*",)),
+from tests.slow_tests import SLOW
+
+CHAINS: Final = 2
+_RUNS: Final = (
+    "tests/chaos/*.py",
+    "tests/hosts/*.py",
+    "tests/benchmarks/*_end_to_end.py",
+    "tests/supervisors/faults/test_node_faults.py",
+    "tests/supervisors/head/test_machine_process.py",
+    "tests/supervisors/machine/processes/test_process.py",
+    "tests/supervisors/machine/test_role_processes.py",
 )
-"""The files of a group, which is run by one process; without a group each file stands alone. Those of ``runs`` start
-processes of ours and look at the clock. Pyright takes longest of the others: begun last, it would be waited for."""
+"""Files whose tests start processes of ours and look at the clock."""
+
+
+@cache
+def chains() -> dict[str, int]:
+    """The chain of each file of real runs that is slow: the longest first, each to the chain that is shorter so far."""
+    seconds = defaultdict[str, float](float)
+    for function, line in SLOW.items():
+        file = function.partition("::")[0]
+        if is_of_runs(Path(file)):
+            seconds[file] += line.seconds
+    lengths, placed = [0.0] * CHAINS, dict[str, int]()
+    for file, length in sorted(seconds.items(), key=lambda item: -item[1]):
+        placed[file] = lengths.index(min(lengths))
+        lengths[placed[file]] += length
+    return placed
+
+
+def is_of_runs(file: Path) -> bool:
+    return any(map(file.match, _RUNS))
 
 
 def group_of(file: Path) -> str:
     """The files that ``file`` has to be run together with; empty: it stands alone."""
-    return _IN_ORDER[turn(file)][0]
+    if not is_of_runs(file):
+        return ""
+    placed = (chain for name, chain in chains().items() if file.as_posix().endswith(name))
+    return f"real runs {next(placed, 0) + 1}"
 
 
-def turn(file: Path) -> int:
-    """Files with a lower one are begun earlier."""
-    return next(turn for turn, (_, files) in enumerate(_IN_ORDER) if any(map(file.match, files)))
+def turn(file: Path) -> tuple[bool, str]:
+    """Files with a lesser one are begun earlier."""
+    group = group_of(file)
+    return not group, group
 
 
 class GroupScheduling(LoadScopeScheduling):

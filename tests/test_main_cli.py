@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ def test_the_command_line_is_frozen() -> None:
             "--services",
         ],
         "node": ["--devices", "--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
+        "serve": ["--dir", "--head-stays", "--model", "--port", "--tenant"],
         "doctor": ["--back-to", "--json", "--run"],
         "bench": ["name"],
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
@@ -144,41 +145,29 @@ def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamesp
     monkeypatch.chdir(tmp_path)
     fake = types.SimpleNamespace(end=SUMMARY, ends={}, seen=[], keys=[], devices=[])
 
-    async def run_job(
-        job: Any,
-        run_dir: Path,
-        *,
-        resume: bool,
-        control: str | None,
-        on_progress: Callable[[Any], None],
-        keys: Path | None,
-        control_keys: Path | None,
-        faults: Any,
-        services: Any,
-        devices: Any,
-    ) -> Any:
-        fake.seen.append((job, run_dir, resume, control))
-        fake.devices.append(devices)
-        fake.keys.append((keys, control_keys))
-        on_progress({"state": "running", "steps": job.steps, "workers": 2, "waiting_for": "rollout-0 to start"})
-        on_progress(ROW)
+    async def run_head(directory: Path, jobs: dict[Path, Any], **given: Any) -> Any:
+        if [*jobs] == [directory]:
+            (job,) = jobs.values()
+            fake.seen.append((job, directory, given.get("resume"), given.get("control")))
+            fake.devices.append(given["devices"])
+            fake.keys.append((given.get("keys"), given.get("control_keys")))
+        else:
+            fake.seen.append((directory, jobs, given))
+        for job in jobs.values():
+            news = {"state": "running", "steps": job.steps, "workers": 2, "waiting_for": "rollout-0 to start"}
+            given["on_progress"]({"of_job": job.name} | news)
+            given["on_progress"]({"of_job": job.name} | ROW)
         await asyncio.sleep(0)
         if isinstance(fake.end, BaseException):
             raise fake.end
-        return fake.end
-
-    async def run_jobs(directory: Path, jobs: dict[Path, Any], **given: Any) -> Any:
-        fake.seen.append((directory, jobs, given))
-        for job in jobs.values():
-            given["on_progress"]({"of_job": job.name, "state": "running"} | ROW)
-        await asyncio.sleep(0)
         ends = {job.name: fake.end | {"job": job.name} | fake.ends.get(job.name, {}) for job in jobs.values()}
         for run_dir, job in jobs.items():
-            (run_dir / "summary.json").write_text(json.dumps(ends[job.name]))
+            if run_dir != directory:
+                (run_dir / "summary.json").write_text(json.dumps(ends[job.name]))
         return ends
 
     module = types.ModuleType("supervisors.trees")
-    module.run_job, module.run_jobs = run_job, run_jobs  # type: ignore[attr-defined]
+    module.run_head = run_head  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "supervisors.trees", module)
     return fake
 
@@ -226,7 +215,7 @@ def test_with_json_stdout_is_the_summary_and_nothing_else(trees: types.SimpleNam
 def test_a_run_tells_each_step_and_where_its_files_lie(trees: types.SimpleNamespace) -> None:
     out = invoke("run", QUICKSTART, "--dir", "here", "--set", "steps=60").stdout
     assert "waiting for rollout-0 to start" in out
-    assert "step 1/60  reward 0.500  4,500 tokens/s  staleness 1  idle rollout 25% trainer 50%" in out
+    assert "step 0 (1 of 60)  reward 0.500  4,500 tokens/s  staleness 1  idle rollout 25% trainer 50%" in out
     for path in (SUMMARY["checkpoint"], "here/metrics.jsonl", "here/trace.json"):
         assert str(path) in out
 
@@ -296,7 +285,7 @@ def test_several_jobs_run_side_by_side_and_end_with_a_list_of_their_summaries(tr
         "runs/first+second/first": 2, "runs/first+second/second": 2,
     }  # fmt: skip
     assert [service.name for service in given["services"].services] == ["train-0"]
-    assert "second: step 1/2" in result.stderr
+    assert "second: step 0 (1 of 2)" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -332,7 +321,15 @@ def test_of_several_jobs_those_that_have_not_finished_go_on(trees: types.SimpleN
         ([*PAIR, "--set", "trainer.threads=2"], "trainer.threads: 2, but the service train-0 computes with 1"),
         ([*PAIR[:2]], "trainer.service: train-0 is named, but there are no services. Add --services FILE"),
         ([PAIR[0], *PAIR], "first is the name of two of the jobs"),
-        ([*PAIR, "--faults", "plan.yaml"], "a fault plan is for one job"),
+        (
+            [*PAIR, "--faults", "plan.yaml"],
+            "target.job: is missing, and role rollout may be of any of the jobs 'first', ",
+        ),
+        ([*PAIR, "--faults", "other.yaml"], "faults.0.target.job: this run is of jobs 'first', 'second', not 'third'"),
+        (
+            [*PAIR, "--faults", "steps.yaml"],
+            "faults.0.target.job: is missing, and after_step may count the steps of any",
+        ),
         ([*PAIR, "--set", "name=logs"], "name"),
         ([*PAIR, "--services", "none.yaml"], "there is no such file"),
     ],
@@ -340,6 +337,9 @@ def test_of_several_jobs_those_that_have_not_finished_go_on(trees: types.SimpleN
 def test_what_cannot_run_side_by_side_is_refused_before_anything_begins(
     trees: types.SimpleNamespace, arguments: list[str], says: str
 ) -> None:
+    for name, fault in (("plan", "{role: rollout}}"), ("other", "{role: rollout, job: third}}"),
+                        ("steps", "{role: head}, after_step: 1}")):  # fmt: skip
+        Path(f"{name}.yaml").write_text(f"faults: [{{kind: kill, target: {fault}]\n")
     result = invoke("run", *arguments)
     assert (result.exit_code, says in result.stderr) == (2, True), result.output
     assert trees.seen == []

@@ -1,4 +1,4 @@
-"""Who is who: a process is a peer, an actor lives in a peer.
+"""Names of processes and actors: a process is a peer, an actor lives in a peer.
 
 Invariants
 - An incarnation is drawn at random once per process start and is never reused, so two lives of the
@@ -14,7 +14,7 @@ import msgspec
 
 
 class PeerId(msgspec.Struct, frozen=True, order=True):
-    """A peer is one life of one process on the network: a name that people read and a 63-bit incarnation."""
+    """Names one life of one process on the network: a readable name and a 63-bit incarnation."""
 
     name: str
     incarnation: int
@@ -24,7 +24,7 @@ class PeerId(msgspec.Struct, frozen=True, order=True):
 
 
 class ActorAddress(msgspec.Struct, frozen=True, order=True):
-    """An address says where an actor lives: ``name@peer#incarnation``, and the endpoint at which its peer listens.
+    """Says where an actor lives: ``name@peer#incarnation``, and the endpoint at which its peer listens.
 
     ``endpoint`` is empty for a peer that only this process's in-memory transport can reach.
     """
@@ -38,7 +38,7 @@ class ActorAddress(msgspec.Struct, frozen=True, order=True):
 
 
 def new_peer(name: str) -> PeerId:
-    """This process's identity, with a fresh incarnation. The one place that draws true randomness.
+    """An identity for this process, with a fresh incarnation drawn from true randomness.
 
     Simulations build ``PeerId`` from their own seed instead.
     """

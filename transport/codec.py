@@ -1,10 +1,10 @@
-"""Typed bodies on the wire: MessagePack for structure, raw frames for arrays.
+"""Encodes typed bodies for the wire: MessagePack for structure, raw frames for arrays.
 
 Invariants
-- What is encoded here, plain ``msgpack.unpackb`` can read; an array reads there as ExtType 1.
+- Plain ``msgpack.unpackb`` can read a body; it shows an array as ExtType 1 or 2.
 - An array of at least ``INLINE_ARRAY_BYTES`` travels as a raw frame beside the body and is neither copied
   nor parsed; a smaller one is inlined, since a frame of its own costs more than the copy.
-- Decoding trusts nothing: dtype, shape, frame index and length are checked; what does not fit raises MalformedBody.
+- Decoding trusts nothing: dtype, shape, frame index and length are checked; a mismatch raises MalformedBody.
 
 Body layout::
 
@@ -59,7 +59,7 @@ def encode_body(value: object) -> list[Frame]:
 
 
 class _Writer:
-    """An encoder, kept because making one costs more than using it; each thread has its own."""
+    """Wraps an encoder, which is kept since making one costs more than using it; each thread has its own."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
@@ -113,7 +113,7 @@ def decode_body(kind: type[T], frames: Sequence[Frame]) -> T:
 
 
 class _Reader:
-    """A decoder of one type, kept because making one costs more than using it; each thread has its own."""
+    """Wraps a decoder of one type, which is kept since making one costs more than using it; one per thread."""
 
     def __init__(self, kind: Any) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=self._ext, dec_hook=_check_array)

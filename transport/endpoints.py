@@ -1,10 +1,10 @@
-"""Endpoints: what may be listened at, and how one string leads to all three lanes.
+"""Endpoints: where a process may listen, and how one string leads to all three lanes.
 
-    tcp://127.0.0.1:*        three ports that the system chooses; keys are needed, as other users live there
+    tcp://127.0.0.1:*        three ports that the system chooses; keys are needed, as other users may connect
     tcp://10.0.0.1:5555      ports 5555, 5556, 5557: signal, message, bulk; further sockets of the bulk lane behind them
     ipc:///run/x/head.sock   head.sock, head.sock.1, head.sock.2 …, in a directory that only this user can enter
     ipc://*                  the same in a fresh directory
-    …?key=<hex>              appended to what is advertised by a listener with keys: its public key
+    …?key=<hex>              appended to the advertised endpoint of a listener with keys: its public key
 
 An endpoint names the signal lane; the handshake tells the dialer where the others are, on the same host.
 """
@@ -28,6 +28,7 @@ _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+|\*):(?P
 _LANE_TCP: Final = re.compile(r"tcp://\*:(\d{1,5})")
 _LANE_IPC: Final = re.compile(r"\.[1-9]")
 _WILDCARDS: Final = ("*", "0.0.0.0", "[::]")  # noqa: S104  recognised, not bound
+_HOST_HEADER: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\[\]]+)(:\d{1,5})?")
 _KEY: Final = re.compile(r"[0-9a-f]{64,96}")
 
 
@@ -35,7 +36,7 @@ def split_key(endpoint: str) -> tuple[str, str | None]:
     """The address and the hex key of an endpoint.
 
     Raises:
-        HandshakeRefused: the key is none.
+        HandshakeRefused: the key is malformed.
     """
     address, mark, key = endpoint.partition("?key=")
     if mark and not _KEY.fullmatch(key):
@@ -44,11 +45,11 @@ def split_key(endpoint: str) -> tuple[str, str | None]:
 
 
 def check_dialed(endpoint: str) -> None:
-    """Whether ``endpoint`` is one that can be dialed at all.
+    """Check that ``endpoint`` can be dialed at all.
 
     Raises:
-        ValueError: it is none; says how one looks.
-        HandshakeRefused: its key is none.
+        ValueError: it cannot; the message shows the expected form.
+        HandshakeRefused: its key is malformed.
     """
     address, _ = split_key(endpoint)
     tcp = _TCP.fullmatch(address)
@@ -61,15 +62,15 @@ def check_dialed(endpoint: str) -> None:
 
 
 def lane_binds(listen: str, *, secure: bool, sockets: int = 3, unguarded: bool = False) -> list[str]:
-    """Where to bind ``sockets`` sockets for the listen spec ``listen``: signal, message, and the rest for bulk.
+    """The endpoints to bind for the listen spec ``listen``: signal, message, and the rest of ``sockets`` for bulk.
 
     Args:
-        secure: there are keys.
-        unguarded: without keys TCP on loopback will do, at which every user of this machine may connect.
+        secure: whether there are keys.
+        unguarded: whether TCP on loopback is allowed without keys, though every user of this machine may connect.
 
     Raises:
-        InsecureBind: others than this user could connect, and there are no keys.
-        ValueError: the spec is none.
+        InsecureBind: users other than this one could connect, and there are no keys.
+        ValueError: the spec is malformed.
     """
     if listen.startswith("ipc://"):
         path = _ipc_path(listen.removeprefix("ipc://"))
@@ -107,10 +108,10 @@ def _ipc_path(path: str) -> str:
 
 
 def not_private(directory: Path, *, others: int) -> str | None:
-    """Why ``directory`` is no place for a socket of ours; None if it is: a directory, no link, ours, closed to others.
+    """Reason why ``directory`` is unsafe for our sockets; None: it is a directory, no link, ours, closed to others.
 
     Args:
-        others: what they must not be allowed there: 0o077 anything, 0o022 to change it.
+        others: mode bits that other users must not have: 0o077 for any access, 0o022 for writing.
     """
     try:
         found = directory.lstat()
@@ -126,12 +127,12 @@ def not_private(directory: Path, *, others: int) -> str | None:
 
 
 def check_socket_is_ours(path: Path) -> None:
-    """Before a Unix socket is dialed: nobody else listens there, who could pretend to be one of our processes.
+    """Check, before a Unix socket is dialed, that no other user listens there and could pose as our process.
 
     Raises:
-        HandshakeRefused: another user does.
+        HandshakeRefused: another user listens there.
     """
-    with contextlib.suppress(OSError):  # nobody listens there yet, which the dialer sees by itself
+    with contextlib.suppress(OSError):  # no socket there yet, which the dialer notices itself
         if (owner := path.stat().st_uid) != os.geteuid():
             raise HandshakeRefused(f"ipc://{path}: user {owner} listens there, and not one of your own processes")
 
@@ -143,7 +144,7 @@ def is_loopback_tcp(endpoint: str) -> bool:
 
 
 def host_of(endpoint: str) -> str:
-    """The host of a TCP endpoint, without brackets; of another kind, which is on this machine: localhost."""
+    """The host of a TCP endpoint, without brackets; localhost for another kind, which is on this machine."""
     match = _TCP.fullmatch(endpoint.partition("?")[0])
     return match["host"].strip("[]") if match is not None else "localhost"
 
@@ -158,8 +159,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def names_loopback(host_header: str) -> bool:
+    """Whether a Host header names this machine, with or without a port; a foreign DNS name that leads here does not."""
+    host = _HOST_HEADER.fullmatch(host_header)
+    return host is not None and is_loopback(host["host"])
+
+
 def advertised(bound: str, key: str | None) -> str:
-    """The endpoint that others are told: the bound one, with an address that means something elsewhere, and the key."""
+    """The endpoint to tell others: the bound one, with a wildcard replaced by our own address, and the key."""
     match = _TCP.fullmatch(bound)
     if match is not None and match["host"] in _WILDCARDS:
         bound = f"tcp://{own_address(also_v6=match['host'] == '[::]')}:{match['port']}"
@@ -175,7 +182,7 @@ def resolve_lane(dialed: str, lane: str) -> str:
     """The endpoint to dial for a lane that a WELCOME from ``dialed`` named.
 
     Raises:
-        MalformedInput: it leads elsewhere than to the host or directory that was dialed.
+        MalformedInput: the lane is not on the host or in the directory that was dialed.
     """
     tcp = _TCP.fullmatch(dialed)
     port = _LANE_TCP.fullmatch(lane)

@@ -1,10 +1,10 @@
-"""The header frame of every message: who says what to whom, and what it belongs to.
+"""The header frame of every message: sender, receiver, kind, and the request that it belongs to.
 
 Invariants
 - A message on the wire is ``[envelope, body, raw arrays…]``; a router reads the envelope only.
 - The envelope is a MessagePack array in field order; fields are only ever added at the end, with a default.
-- Times travel as what remains (``deadline_ms``), never as a time of day: clocks of two hosts are not compared.
-- Bytes that do not fit raise MalformedEnvelope, and nothing else.
+- Deadlines travel as the remaining time (``deadline_ms``): clocks of two hosts are not compared.
+- Malformed bytes raise MalformedEnvelope, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Kind(enum.IntEnum):
-    """The kind says what a message is to the kernel; what it is to an actor, its ``tag`` does."""
+    """Says what a message is to the actor system; its ``tag`` says what it is to an actor."""
 
     TELL = 1
     ASK = 2
     REPLY = 3
     """The handler's answer to the ask with the same ``request_id``."""
     ERROR = 4
-    """The handler raised; the body is the error, typed."""
+    """The handler raised; the body is the typed error."""
     REFUSED = 5
-    """Not executed: mailbox full, draining, unknown actor, stale incarnation or term."""
+    """The message was not handled: mailbox full, draining, unknown actor, stale incarnation or term."""
     STREAM_OPEN = 6
     STREAM_ITEM = 7
     STREAM_END = 8
@@ -48,26 +48,26 @@ class Kind(enum.IntEnum):
 
 
 class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
-    """An envelope is a message's header. ``source`` and ``target`` are actor names; the link knows the peers."""
+    """Holds a message's header. ``source`` and ``target`` are actor names; the link knows the peers."""
 
     version: int = ENVELOPE_VERSION
     kind: Kind
     source: Name = ""
     target: Name = ""
     target_incarnation: Count = ANY_INCARNATION
-    """The life of the target's process that the sender means; 0 means any."""
+    """Incarnation of the target's process that the sender means; 0 means any."""
     request_id: Count = 0
     """Number that is unique per sending process; asks, streams and watches are answered under it. 0 for a tell."""
     attempt: Count = 0
-    """Number that nobody sets any more, as ``term``, ``job`` and the two ids: they keep the places of the others."""
+    """Unused field, as are ``term``, ``job`` and the two ids: they keep the other fields in their places."""
     term: Count = 0
     deadline_ms: Annotated[int, msgspec.Meta(ge=-1)] = NO_DEADLINE
-    """Time that remains until the deadline at the moment of sending; -1 means no deadline."""
+    """Milliseconds that remain until the deadline at the moment of sending; -1 means no deadline."""
     job: Name = ""
     trace_id: Count = 0
     parent_id: Count = 0
     tag: Name = ""
-    """The message class of the body, see ``actors/core/message.py``; empty where the kind says it all."""
+    """Tag of the body's message class, see ``actors/core/message.py``; empty where the kind is enough."""
     number: Count = 0
     """Offset of a stream item, or the number of items that a credit or the opening of a stream grants."""
     number_bytes: Count = 0
@@ -79,7 +79,6 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """Encode the header frame."""
     return _encoder.encode(envelope)
 
 
@@ -87,7 +86,7 @@ def decode_envelope(frame: Frame) -> Envelope:
     """Decode the header frame.
 
     Raises:
-        MalformedEnvelope: the bytes are no envelope, a field is out of range, or the version is another one.
+        MalformedEnvelope: the bytes are no envelope, a field is out of range, or the version differs.
     """
     try:
         envelope = _decoder.decode(frame)

@@ -1,4 +1,4 @@
-"""What can go wrong between processes.
+"""Errors between processes.
 
 HeadraceError                      actors/core/errors.py continues this tree
 └── TransportError
@@ -19,13 +19,13 @@ class HeadraceError(Exception):
     """Base of every error that Headrace raises on purpose."""
 
     permanent: ClassVar[bool] = False
-    """Whether a repetition would only meet the same error: whoever retries or restarts stops, and says why."""
+    """Flag that a retry would only meet the same error, so that code that retries or restarts stops, and says why."""
     blameless: ClassVar[bool] = False
-    """Whether it says nothing against the process that ends by it: to start that again costs no restart budget."""
+    """Flag that the error is not the fault of the process that it ends: a restart then costs no restart budget."""
 
 
 class TransportError(HeadraceError):
-    """Something between two processes failed."""
+    """Base of the errors between two processes."""
 
 
 class LinkTimeout(TransportError):
@@ -33,7 +33,7 @@ class LinkTimeout(TransportError):
 
 
 class HandshakeRefused(TransportError):
-    """The other side will not talk to us; the message says why and which side is older."""
+    """The other side refuses the link; the message says why and, for versions, which side is older."""
 
 
 class InsecureBind(TransportError):

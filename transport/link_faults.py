@@ -1,16 +1,16 @@
-"""A transport whose links can be made to misbehave for a while, from inside a process: fault injection on real runs.
+"""A transport whose links can be made to misbehave for a while: fault injection inside processes of real runs.
 
     send ─▶ rules? ─none─▶ inner.send            inner ─▶ cut off? ─no─▶ receiver
                └─ hold, drop, delay, repeat, flip a bit      └─ hold until it heals, or the link breaks
 
-Wraps a transport that numbers its own messages; without a rule it only passes on.
+It wraps a transport that numbers its own messages; without a rule it passes all messages on.
 
 Invariants
-- The contract of ``transport.py`` holds under every rule: what is held back stays in order and bounded, and a message
-  that was dropped breaks the link, at the next one of its lane or after the heartbeat time-out. No gap is silent.
+- The contract of ``transport.py`` holds under every rule: held messages stay in order and bounded, and a dropped one
+  breaks the link, at the next message of its lane or after the heartbeat time-out. No gap is silent.
 - A partition that lasts longer than ``limits.heartbeat_timeout_s`` is UNREACHABLE at both ends, and until it heals no
-  link between them comes up. It is to be set at both ends: one that is not told would dial in vain, and loudly.
-- A rule ends by its own time, since nobody may be able to reach us to end it.
+  link between them comes up. Set it at both ends: an end without it would keep dialing, and log each failure.
+- A rule can end by its own timer, since nobody may be able to reach us to end it.
 - Only bulk messages are corrupted: they carry chunks whose hash is checked. Nothing else on the wire has one.
 """
 
@@ -34,7 +34,7 @@ _POLL_S = 0.02
 
 
 class Misbehaviour(enum.Enum):
-    """A rule does one of these to messages."""
+    """Says what a rule does to messages."""
 
     PARTITION = "partition"
     DROP = "drop"
@@ -45,11 +45,11 @@ class Misbehaviour(enum.Enum):
 
 @dataclass
 class LinkRule:
-    """A rule of one end applies to what is sent; a partition also to what comes."""
+    """Says what happens to messages that this end of a link sends; a partition also stops incoming ones."""
 
     kind: Misbehaviour
     peers: frozenset[str] = frozenset()
-    """The names of the peers at the other end; empty: all."""
+    """Names of the peers at the other end; empty: all."""
     lane: Lane | None = None
     probability: float = 1.0
     delay_s: float = 0.0
@@ -63,7 +63,7 @@ class LinkRule:
 
 
 class Repeating(Transport, Protocol):
-    """The wrapped transport can do this beyond the contract."""
+    """Transport that can also repeat a message."""
 
     def send_again(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """Send ``frames`` under the number of the last message of the lane, as a network that repeats it would."""
@@ -72,16 +72,16 @@ class Repeating(Transport, Protocol):
 
 @dataclass
 class _Lane:
-    """The messages that are held back on one lane to one peer."""
+    """Holds back messages on one lane to one peer."""
 
     waiting: deque[tuple[float, list[Frame]]] = field(default_factory=lambda: deque[tuple[float, list[Frame]]]())
-    """Messages, each with the time from which it may leave; infinite while the peer is cut off."""
+    """Messages with the loop times from which they may leave; infinite while the peer is cut off."""
     gap: bool = False
-    """Whether a message has been dropped; then the next one breaks the link."""
+    """Flag that a message has been dropped; then the next one breaks the link."""
 
 
 class FaultableTransport:
-    """This transport passes everything on to ``inner``, except what a rule says otherwise."""
+    """Passes everything on to ``inner``, except where a rule says otherwise."""
 
     def __init__(self, inner: Repeating, *, limits: Limits, seed: int = 0) -> None:
         self.inner = inner
@@ -92,9 +92,9 @@ class FaultableTransport:
         self._lanes: dict[tuple[PeerId, Lane], _Lane] = {}
         self._inbound: dict[PeerId, deque[tuple[Lane, list[Frame]]]] = {}
         self._up: set[PeerId] = set()
-        """Peers that are linked, and known above."""
+        """Peers that are linked, and reported to the receiver."""
         self._hidden: set[PeerId] = set()
-        """Peers that are linked below and unknown above: they came while they were cut off."""
+        """Peers that are linked but not reported to the receiver: they linked while they were cut off."""
         self._idle = True
         self._loop: asyncio.AbstractEventLoop
         self._receiver: Receiver
@@ -103,7 +103,7 @@ class FaultableTransport:
         """Let ``rule`` apply from now on, for ``lasts_s`` seconds or until ``remove``.
 
         Raises:
-            ValueError: it would corrupt what no hash protects.
+            ValueError: it would corrupt messages that no hash protects.
         """
         if rule.kind is Misbehaviour.CORRUPT and rule.lane is not Lane.BULK:
             raise ValueError("only the bulk lane may be corrupted: nothing else on the wire has a hash")
@@ -116,7 +116,7 @@ class FaultableTransport:
         return rule
 
     def remove(self, rule: LinkRule) -> None:
-        """End a rule; what it held back goes on. Idempotent."""
+        """End a rule, and release the messages that it held back. Idempotent."""
         if rule not in self.rules:
             return
         self.rules.remove(rule)
@@ -169,7 +169,7 @@ class FaultableTransport:
         until_s, left_s = self._loop.time() + timeout_s, timeout_s
         while left_s > 0.0:
             peer = await self.inner.connect(endpoint, timeout_s=left_s)
-            if peer in self._up and not self._cut(peer):  # the word that it is up may come a turn later
+            if peer in self._up and not self._cut(peer):  # ``on_peer_up`` may come a loop turn later
                 return peer
             await asyncio.sleep(_POLL_S)
             left_s = until_s - self._loop.time()
@@ -210,7 +210,7 @@ class FaultableTransport:
         return rule.probability == 1.0 or self._rng.random() < rule.probability
 
     def _release(self, peer: PeerId, lane: Lane, state: _Lane) -> None:
-        """Let what may leave now leave, in order."""
+        """Send the messages that may leave now, in order."""
         while state.waiting and self._lanes.get((peer, lane)) is state and not self._cut(peer):
             due_s, message = state.waiting[0]
             if due_s > self._loop.time() + 1e-6:
@@ -230,7 +230,7 @@ class FaultableTransport:
             self._break(peer)
 
     def _corrupted(self, frames: Sequence[Frame]) -> list[Frame]:
-        """One bit of the largest frame is flipped: of a chunk, that is its bytes."""
+        """A copy with one bit of the largest frame flipped: in a chunk, the frame of its data."""
         copies = [bytes(frame) for frame in frames]
         at = max(range(len(copies)), key=lambda index: len(copies[index]))
         victim = bytearray(copies[at])
@@ -240,7 +240,7 @@ class FaultableTransport:
         return list(copies)
 
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
-        """Pass on, or hold while the peer is cut off."""
+        """Pass a message on, or hold it while the peer is cut off."""
         if self._idle:
             self._receiver.on_frames(peer, lane, frames)
         elif peer in self._hidden:
@@ -255,7 +255,7 @@ class FaultableTransport:
             self._receiver.on_frames(peer, lane, frames)
 
     def on_peer_up(self, peer: PeerId) -> None:
-        """Pass on, unless the peer is cut off: then the link is dropped and nobody hears of it."""
+        """Tell the receiver, unless the peer is cut off: then drop the link silently."""
         self._forget(peer)
         if self._cut(peer):
             self._hidden.add(peer)
@@ -265,7 +265,7 @@ class FaultableTransport:
             self._receiver.on_peer_up(peer)
 
     def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
-        """Pass on."""
+        """Tell the receiver, if it was told that the peer was up."""
         self._forget(peer)
         if peer in self._hidden:
             self._hidden.discard(peer)

@@ -1,7 +1,7 @@
-"""Which life of a name rules: the newest that has been welcomed; all earlier ones are fenced.
+"""Knows which life of a name is valid: the newest that was welcomed; all earlier ones are fenced.
 
 Invariants
-- Incarnations are random, so age is the order of welcome as seen here, not the number.
+- Incarnations are random, so age is the order of welcome at this process, not the number.
 - A fenced life stays fenced while it is remembered; memory is bounded by names and by lives of a name.
 """
 
@@ -14,7 +14,7 @@ from transport.address import PeerId
 
 
 class Lives:
-    """This table knows the lives of every name, oldest first."""
+    """Remembers the lives of every name, oldest first."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -26,7 +26,7 @@ class Lives:
         return peer in lives[:-1]
 
     def welcome(self, peer: PeerId) -> None:
-        """``peer`` rules its name from now on."""
+        """Make ``peer`` the valid life of its name."""
         lives = self._known.setdefault(peer.name, [])
         if not lives or lives[-1] != peer:
             lives.append(peer)

@@ -5,12 +5,12 @@
 Invariants
 - Nothing is delivered inside ``send``: delivery is a loop callback, so a handler never re-enters its caller.
 - Lanes are served in order of urgency; within a lane first in, first out.
-- A link is one object that both ends share; what is in flight on a link that is down is never delivered.
-- Disconnecting reports STOPPED at both ends; ``close`` reports nothing at the closing end, and ``abort`` is a crash:
+- A link is one object that both ends share; messages in flight on a link that is down are never delivered.
+- Disconnecting reports its reason at both ends; ``close`` reports nothing at the closing end, and ``abort`` is a crash:
   nothing is flushed and the others see UNREACHABLE.
 - Only the loop's clock is used, so everything here runs under virtual time.
-- A receiver is called in the context in which its transport was started, not in the sender's: whatever it sets in
-  motion belongs to its own process.
+- A receiver is called in the context in which its transport was started, not in the sender's, so that the tasks that it
+  starts belong to its own process.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ SCHEME: Final = "memory://"
 
 
 class MemoryNetwork:
-    """A network knows who listens where, and carries frames. A subclass may delay, lose, repeat or hold them back."""
+    """Knows which transport listens where, and carries frames. A subclass may delay, lose, repeat or hold them."""
 
     def __init__(self) -> None:
         self._listening: dict[str, MemoryTransport] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def listener(self, endpoint: str) -> MemoryTransport | None:
-        """Who listens at ``endpoint`` now."""
+        """The transport that listens at ``endpoint`` now."""
         return self._listening.get(endpoint)
 
     def transports(self) -> list[MemoryTransport]:
-        """Who listens, in order of arrival."""
+        """All listening transports, in order of arrival."""
         return list(self._listening.values())
 
     # hooks of a simulated network
@@ -53,20 +53,20 @@ class MemoryNetwork:
         return True
 
     def handshake_s(self) -> float:
-        """How long a handshake takes."""
+        """Seconds that a handshake takes."""
         return 0.0
 
     def route(self, pipe: Pipe) -> None:
-        """Called when ``pipe`` has something to carry: sees to it that ``pipe.pump`` runs soon, once."""
+        """Have ``pipe.pump`` run once, soon; called when ``pipe`` has something to carry."""
         pipe.pump_soon()
 
     def link_ended(self, link: Link) -> None:
-        """``link`` is down."""
+        """Called when ``link`` is down."""
 
     def crashed(self, link: Link, transport: MemoryTransport, *, silent: bool = False) -> None:
-        """``transport``, one end of ``link``, is no more: see to it that the other end learns of it.
+        """Tell the other end of ``link`` that ``transport``, at this end, has crashed.
 
-        ``silent``: its machine is gone with it, so nobody is there who could say so.
+        ``silent``: its machine is gone too, so that nothing closes the connection.
         """
         link.down_seen_from(transport, None, DownReason.UNREACHABLE)
 
@@ -97,7 +97,7 @@ class MemoryNetwork:
 
 
 class Pipe:
-    """A pipe is one direction of a link: bounded queues, one per lane."""
+    """Carries one direction of a link, in bounded queues, one per lane."""
 
     def __init__(self, link: Link, source: MemoryTransport, target: MemoryTransport) -> None:
         self.link = link
@@ -106,11 +106,11 @@ class Pipe:
         self.queues: dict[Lane, deque[list[Frame]]] = {lane: deque() for lane in Lane}
         self.in_flight: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self.ending: DownReason | None = None
-        """Reason with which the source has ended the link: it goes down when all is carried."""
+        """Reason with which the source has ended the link, which goes down when all is carried; None: it has not."""
         self._scheduled = False
 
     def offer(self, lane: Lane, frames: list[Frame], bound: int) -> SendOutcome:
-        """Queue one message, or say that the lane is at its bound (what is in flight counts)."""
+        """Queue one message, or say that the lane is at its bound (messages in flight count)."""
         if len(self.queues[lane]) + self.in_flight[lane] >= bound:
             return SendOutcome.FULL
         self.queues[lane].append(frames)
@@ -134,7 +134,7 @@ class Pipe:
         self.settle()
 
     def settle(self) -> None:
-        """After some deliveries: go on, or end the link if it was only waiting to be flushed."""
+        """Go on after some deliveries, or end the link if it was only waiting to be flushed."""
         if not self.link.alive:
             return
         if self.next_lane() is not None:
@@ -143,20 +143,20 @@ class Pipe:
             self.link.down(self.ending, self.ending)
 
     def next_lane(self) -> Lane | None:
-        """The most urgent lane that holds something."""
+        """The most urgent lane that holds a message."""
         for lane, queue in self.queues.items():
             if queue:
                 return lane
         return None
 
     def deliver(self, lane: Lane, frames: list[Frame]) -> None:
-        """Hand one message to the receiver, if the link still lives."""
+        """Hand one message to the receiver, if the link is still up."""
         if self.link.alive:
             self.target.context.run(self.target.receiver.on_frames, self.source.peer, lane, frames)
 
 
 class Link:
-    """A link is what two transports share: a pipe each way, and whether it lives."""
+    """Holds what two transports share: a pipe each way, and whether the link is up."""
 
     def __init__(self, near: MemoryTransport, far: MemoryTransport) -> None:
         self.near = near
@@ -182,7 +182,7 @@ class Link:
         self.far.lose(self, self.near.peer, far_sees)
 
     def down_seen_from(self, transport: MemoryTransport, here: DownReason | None, there: DownReason | None) -> None:
-        """``down`` from the point of view of one end."""
+        """Call ``down`` with the reasons ordered from the point of view of one end."""
         if transport is self.near:
             self.down(here, there)
         else:
@@ -190,7 +190,7 @@ class Link:
 
 
 class MemoryTransport:
-    """This transport is a peer on a ``MemoryNetwork``; its endpoint is ``listen``, or else ``memory://<name>``."""
+    """Links a peer on a ``MemoryNetwork``; its endpoint is ``listen``, or else ``memory://<name>``."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class MemoryTransport:
         self._links: dict[PeerId, Link] = {}
         self.lives = Lives(limits)
         self.open = False
-        """Whether it hears anything."""
+        """Flag that the transport is started and not closed."""
         self._unlinked = asyncio.Event()
 
     async def start(self, receiver: Receiver) -> None:
@@ -265,7 +265,7 @@ class MemoryTransport:
         other.take(link, self.peer)
 
     def take(self, link: Link, peer: PeerId) -> None:
-        """A link to ``peer`` is up; called at both ends by whoever dialed. Every other life of that name is fenced."""
+        """Take a new link to ``peer``; the dialer calls this at both ends. Every other life of that name is fenced."""
         self.lives.welcome(peer)
         for old in [old for old in self._links if old.name == peer.name and old != peer]:
             self._links[old].down_seen_from(self, DownReason.REPLACED, DownReason.REPLACED)
@@ -319,7 +319,7 @@ class MemoryTransport:
                 self.network.crashed(link, self, silent=silent)
 
     def lose(self, link: Link, peer: PeerId, reason: DownReason | None) -> None:
-        """A link ended; called by the link, once."""
+        """Drop an ended link; called by the link, once."""
         if self._links.get(peer) is link:
             del self._links[peer]
         if reason is not None and self.open:

@@ -1,10 +1,10 @@
-"""By which address others reach this machine: what a listener at all interfaces tells them, and where a node listens.
+"""Finds the address by which others reach this machine: to advertise for a listener, and for a node to listen at.
 
     a node            the address of the interface by which it reaches its head
     a head at 0.0.0.0 the address of the interface with the default route, else of the first one that is no loopback
 
-Nothing is sent and no name is asked about: a host's own name often means nothing elsewhere (a pod's), or leads to
-loopback at home (127.0.1.1, as Debian's installer writes it).
+Nothing is sent to those addresses, and the machine's own name is not resolved: it often means nothing elsewhere (a
+pod's), or leads to loopback (127.0.1.1, as Debian's installer writes it).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import socket
 from typing import Final
 
 _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses that are nobody's (RFC 5737, RFC 3849), and so are reached by the default route."""
+"""Addresses reserved for documentation (RFC 5737, RFC 3849), which only the default route reaches."""
 _ANY_PORT: Final = 9
 
 
 def own_address(*, also_v6: bool = False) -> str:
-    """This machine's address, as a part of an endpoint; its name if it has none that others could reach.
+    """This machine's address, as a part of an endpoint; its host name if it has none that others could reach.
 
-    ``also_v6``: the listener takes IPv6, which is preferred then.
+    ``also_v6``: whether the listener takes IPv6, which is preferred then.
     """
     families = (socket.AF_INET6, socket.AF_INET) if also_v6 else (socket.AF_INET,)
     for family in families:
@@ -37,7 +37,7 @@ def own_address(*, also_v6: bool = False) -> str:
 def address_towards(host: str) -> str:
     """The address by which this machine reaches ``host``, as a part of an endpoint; ``own_address`` if that is unknown.
 
-    It asks for the address of ``host`` if that is a name.
+    If ``host`` is a name, it is resolved.
     """
     with contextlib.suppress(OSError):
         for family, _, _, _, place in socket.getaddrinfo(host.strip("[]"), _ANY_PORT, type=socket.SOCK_DGRAM):
@@ -50,7 +50,7 @@ def interface_towards(host: str) -> str:
     """Name of the interface by which this machine reaches ``host``, which may be its own address.
 
     Raises:
-        OSError: no interface has the address by which that goes.
+        OSError: no interface has the address by which this machine reaches ``host``.
     """
     import psutil
 
@@ -62,7 +62,7 @@ def interface_towards(host: str) -> str:
 
 
 def _source(family: int, place: tuple[str | int, ...] | tuple[int, bytes]) -> str:
-    """Where packets to ``place`` would come from; empty: there is no way, or only loopback."""
+    """The source address of packets to ``place``; empty: there is no route, or only loopback."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(place)
         return _if_reachable(str(probe.getsockname()[0]))
@@ -78,7 +78,7 @@ def _of_interfaces(family: int) -> str:
 
 
 def _if_reachable(address: str) -> str:
-    """``address``, unless it means something on this machine or this wire alone."""
+    """``address``, or empty if it is only valid on this machine or this link."""
     parsed = ipaddress.ip_address(address)
     return "" if parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified else address
 

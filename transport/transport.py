@@ -1,4 +1,4 @@
-"""The one interface between actors and a network: memory, simulated and ZeroMQ transports implement it.
+"""The interface between actors and a network, which memory, simulated and ZeroMQ transports implement.
 
 Invariants (asserted for every kind by ``tests/contracts/test_transport_contract.py``)
 - At most once, and first-in-first-out, per (sender, receiver, lane) within one pair of incarnations.
@@ -21,14 +21,14 @@ Frame = bytes | bytearray | memoryview
 
 
 class Lane(enum.IntEnum):
-    """A link has three lanes; a big frame on a later lane never delays an earlier one."""
+    """Names a link's three lanes; a big frame on a later lane never delays an earlier one."""
 
     SIGNAL = 0
-    """Down notices, watches, credit, drain: small and urgent."""
+    """Small, urgent messages: down notices, watches, credit, drain."""
     MESSAGE = 1
-    """Everything that actors say to each other."""
+    """All other messages between actors."""
     BULK = 2
-    """Weight chunks and other megabytes."""
+    """Large data, such as weight chunks."""
 
 
 def queue_bounds(limits: Limits) -> dict[Lane, int]:
@@ -41,7 +41,7 @@ def queue_bounds(limits: Limits) -> dict[Lane, int]:
 
 
 class SendOutcome(enum.Enum):
-    """A message was queued, or it was not, and this says why."""
+    """Says whether a message was queued, and if not, why."""
 
     QUEUED = "queued"
     FULL = "full"
@@ -51,18 +51,18 @@ class SendOutcome(enum.Enum):
 
 
 class DownReason(enum.Enum):
-    """A peer is gone for one of these reasons. Unreachable is not dead: the process may still run behind a cut link."""
+    """Says why a peer is gone. Unreachable is not dead: the process may still run behind a cut link."""
 
     STOPPED = "stopped"
-    """It said goodbye."""
+    """The peer said goodbye."""
     UNREACHABLE = "unreachable"
     """Heartbeats ceased or the connection broke."""
     REPLACED = "replaced"
-    """A newer incarnation of the same name has been welcomed, or we were told that we are fenced."""
+    """A newer incarnation of the same name was welcomed, or we were told that we are fenced."""
 
 
 class Receiver(Protocol):
-    """A transport calls this; the actor system implements it."""
+    """Callbacks of a transport; the actor system implements them."""
 
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None: ...
     def on_peer_up(self, peer: PeerId) -> None: ...
@@ -70,20 +70,20 @@ class Receiver(Protocol):
 
 
 class Transport(Protocol):
-    """A transport moves frames between this process and its peers."""
+    """Moves frames between this process and its peers."""
 
     @property
     def peer(self) -> PeerId: ...
 
     @property
     def endpoint(self) -> str:
-        """Where others connect to this process (``ipc://…``, ``tcp://host:port``, ``memory://…``)."""
+        """The endpoint at which others connect to this process (``ipc://…``, ``tcp://host:port``, ``memory://…``)."""
         ...
 
     async def start(self, receiver: Receiver) -> None: ...
 
     async def connect(self, endpoint: str, *, timeout_s: float) -> PeerId:
-        """Open a link to whoever listens at ``endpoint`` and finish the handshake.
+        """Open a link to the peer that listens at ``endpoint``, and finish the handshake.
 
         Idempotent: a second call for a live link returns at once.
 
@@ -96,11 +96,11 @@ class Transport(Protocol):
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome: ...
 
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
-        """Drop the link to ``peer`` once what is queued has been sent; both ends see ``reason``."""
+        """Drop the link to ``peer`` once its queues are sent; both ends see ``reason``."""
         ...
 
     def peers(self) -> list[PeerId]: ...
 
     async def close(self, *, timeout_s: float) -> None:
-        """Say goodbye to every peer, flush for at most ``timeout_s``, close. The own receiver hears nothing more."""
+        """Say goodbye to every peer, flush for at most ``timeout_s``, and close. Our receiver is called no more."""
         ...

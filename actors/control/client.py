@@ -27,7 +27,7 @@ SILENCE_FACTOR = 4
 _WHY = {
     SocketEvent.DISCONNECTED: "it hung up",
     SocketEvent.CONNECT_FAILED: "connect failed",
-    SocketEvent.HANDSHAKE_FAILED: "it has keys and this client none, or the other way round, or its key is another one",
+    SocketEvent.HANDSHAKE_FAILED: "only one of server and client has keys, or the server's key is not the expected one",
     SocketEvent.AUTH_FAILED: "it does not allow this client's key (headrace keys, --allow or --read-only)",
 }
 
@@ -36,15 +36,9 @@ _Reply = dict[str, Any]
 
 
 class ControlClient:
-    """Speaks over one connection. ``async with ControlClient(endpoint) as client: await client.call("jobs")``."""
+    """A client has one connection: ``async with ControlClient(endpoint) as client: await client.call("jobs")``."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        keys: NodeKeys | None = None,
-    ) -> None:
+    def __init__(self, endpoint: str, *, limits: Limits = DEFAULT_LIMITS, keys: NodeKeys | None = None) -> None:
         self._endpoint = endpoint
         self._limits = limits
         self._keys = keys
@@ -56,11 +50,7 @@ class ControlClient:
 
     async def __aenter__(self) -> Self:
         self._socket = dial_control_socket(
-            self._endpoint,
-            self._limits,
-            keys=self._keys,
-            on_event=self._on_event,
-            on_writable=self._writable.set,
+            self._endpoint, self._limits, keys=self._keys, on_event=self._on_event, on_writable=self._writable.set
         )(self._on_frames)
         return self
 
@@ -69,13 +59,7 @@ class ControlClient:
             self._socket.close()
             self._socket = None
 
-    async def call(
-        self,
-        op: str,
-        args: dict[str, Any] | None = None,
-        *,
-        timeout_s: float | None = None,
-    ) -> Any:
+    async def call(self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> Any:
         """The result of one request.
 
         Raises:
@@ -95,7 +79,7 @@ class ControlClient:
     async def watch(
         self, args: dict[str, Any] | None = None, *, window: int = 64
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Events until the stream ends; credit is granted as they are taken. ``alive`` is kept back.
+        """Yield events until the stream ends, granting credit as the caller takes them. ``alive`` is not passed on.
 
         Raises:
             ControlError: as ``call``; Unreachable when nothing at all was heard for too long.
@@ -131,19 +115,13 @@ class ControlClient:
 
     def _open(self) -> tuple[int, asyncio.Queue[_Reply]]:
         self._next_id += 1
-        # a server sends no more than the credit and a few control events; the bound is for one that does not keep to it
+        # a server should send no more than the credit and a few control events; the bound is against one that does
         self._replies[self._next_id] = queue = asyncio.Queue[_Reply](self._limits.control_event_queue * 2)
         return self._next_id, queue
 
     async def _send(self, request_id: int, op: str, args: dict[str, Any], timeout_s: float | None) -> None:
         """Send as soon as the socket is connected and has room. The caller holds the deadline."""
-        request = {
-            "v": VERSION,
-            "id": request_id,
-            "op": op,
-            "args": args,
-            "timeout_s": timeout_s,
-        }
+        request = {"v": VERSION, "id": request_id, "op": op, "args": args, "timeout_s": timeout_s}
         frame = _encode(request)
         while True:
             if self._broken:
@@ -156,7 +134,7 @@ class ControlClient:
             await self._writable.wait()
 
     async def _tell(self, op: str, args: dict[str, Any]) -> None:
-        """A request whose answer nobody waits for; its reply is dropped as unknown."""
+        """Send a request whose answer nobody waits for; its reply is dropped as unknown."""
         if self._socket is not None and not self._broken:
             self._next_id += 1
             self._socket.send([_encode({"v": VERSION, "id": self._next_id, "op": op, "args": args})])
@@ -165,7 +143,7 @@ class ControlClient:
         try:
             reply: object = msgspec.msgpack.decode(frames[-1])
         except (msgspec.DecodeError, ValueError, RecursionError):
-            return  # not from a control server; the deadline says so
+            return  # not from a control server; the call then ends at its deadline
         if not isinstance(reply, dict):
             return
         known = cast("_Reply", reply)
@@ -174,16 +152,12 @@ class ControlClient:
             queue.put_nowait(known)
 
     def _on_event(self, event: SocketEvent) -> None:
-        self._broken = self._broken or _WHY[event]  # the first says most: what follows is the hanging up
+        self._broken = self._broken or _WHY[event]  # keep the first: a disconnect that follows says less
         self._writable.set()
         for request_id, queue in self._replies.items():
             if not queue.full():
                 error = self._unreachable(0.0)
-                body = {
-                    "type": error.kind,
-                    "message": error.message,
-                    "hint": error.hint,
-                }
+                body = {"type": error.kind, "message": error.message, "hint": error.hint}
                 queue.put_nowait({"v": VERSION, "id": request_id, "ok": False, "error": body})
 
     def _unreachable(self, waited_s: float) -> ControlError:

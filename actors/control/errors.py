@@ -14,7 +14,7 @@ HeadraceError
     ├── NotNow              the state does not allow it; a retry later may work
     ├── Busy                too much under way; retry later
     ├── TimedOut            no answer before the deadline; the op may still take effect
-    ├── NotSupported        this part of the system cannot do that, and says so
+    ├── NotSupported        this part of the system cannot do that
     ├── Unreachable         nobody answers at the endpoint
     └── Internal            our bug; the server lives on and its log has the traceback
 """
@@ -28,7 +28,7 @@ from transport.errors import HeadraceError
 
 
 class ControlError(HeadraceError):
-    """Is the base of these errors; ``str(error)`` is the message for people, and a traceback shows the hint, too."""
+    """A control server refuses or fails. ``str(error)`` is the message for people; a traceback adds the hint."""
 
     kind: ClassVar[str] = "error"
 

@@ -1,6 +1,6 @@
-"""The control socket's own keys: who may steer, and who may only look.
+"""The control socket's own keys: who may give orders, and who may only look.
 
-A control key directory is a key directory (``transport/zmq/security.py``) of its own, with one folder more::
+A control key directory is a separate key directory (``transport/zmq/security.py``) with one more folder::
 
     node.secret  node.public      the server's pair, or a client's
     allowed/<name>.public         clients that may do everything
@@ -8,8 +8,8 @@ A control key directory is a key directory (``transport/zmq/security.py``) of it
 
 Invariants
 - A key in both folders may only look, and the command that would put it there refuses.
-- Whoever can read the server's own secret may do everything: its pair is an operator's.
-- None of these keys is a node's (``supervisors/head/head_keys.py``).
+- Whoever can read the server's own secret may do everything: the server's pair also works as an operator's.
+- These keys do not let a node join (``supervisors/head/head_keys.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 from transport.zmq.security import KeyFileError, NodeKeys, allow, generate_keys, load_keys, write_keys
 
 READ_ONLY_USER: Final = "read-only"
-"""What the server calls a client that showed a key of the read-only role."""
+"""User name, at the server, of a client that showed a key of the read-only role."""
 READ_ONLY_FOLDER: Final = "read-only"
 KEY_CHARACTERS: Final = 40
 _Z85: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -30,13 +30,13 @@ _Z85: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 @dataclass(frozen=True)
 class ControlKeys:
-    """Holds a server's pair and the public keys of its clients, Z85."""
+    """A control server has its own pair and the public keys of its clients, as Z85."""
 
     pair: NodeKeys
     read_only: frozenset[bytes] = frozenset()
 
     def for_allow_list(self) -> NodeKeys:
-        """Everybody who may connect, in whichever role."""
+        """The keys of all who may connect, in either role."""
         return NodeKeys(self.pair.public, self.pair.secret, self.pair.allowed | self.read_only)
 
     def role_of(self, public: str) -> str:
@@ -48,17 +48,17 @@ def load_control_keys(directory: Path) -> ControlKeys:
     """Read a control key directory.
 
     Raises:
-        KeyFileError: a file is missing, is no key, or the secret is readable by others.
+        KeyFileError: a file is missing or holds no key, or others can read the secret.
     """
     files = sorted((directory / READ_ONLY_FOLDER).glob("*.public"))
     return ControlKeys(load_keys(directory), frozenset(_read(file) for file in files))
 
 
 def make_client(directory: Path) -> NodeKeys:
-    """A client's own pair in ``directory``, made if it is not there.
+    """A client's own pair in ``directory``, generated if there is none.
 
     Raises:
-        KeyFileError: what is there is no pair, or others can read it.
+        KeyFileError: the files there are no pair, or others can read the secret.
     """
     if not (directory / "node.secret").exists():
         write_keys(generate_keys(), directory)
@@ -70,7 +70,7 @@ def allow_client(directory: Path, name: str, public: bytes) -> None:
 
     Raises:
         ValueError: the name cannot be a file name.
-        KeyFileError: the key is none, or it may only look as long as its other file is there.
+        KeyFileError: ``public`` is not a key, or is in the read-only folder; remove it there first.
     """
     for file in (directory / READ_ONLY_FOLDER).glob("*.public"):
         if _read(file) == public:
@@ -79,7 +79,7 @@ def allow_client(directory: Path, name: str, public: bytes) -> None:
 
 
 def client_names(directory: Path) -> tuple[list[str], list[str]]:
-    """Who may do everything and who may look, by the names of their files."""
+    """Names of the clients that may do everything, and of those that may only look."""
     looking = sorted(file.stem for file in (directory / READ_ONLY_FOLDER).glob("*.public"))
     return sorted(file.stem for file in (directory / "allowed").glob("*.public")), looking
 
@@ -89,7 +89,7 @@ def allow_read_only(directory: Path, name: str, public: bytes) -> None:
 
     Raises:
         ValueError: the name cannot be a file name.
-        KeyFileError: the key is none, or it may do everything as long as its other file is there.
+        KeyFileError: ``public`` is not a key, or is in the folder ``allowed``; remove it there first.
     """
     for other in (directory / "allowed").glob("*.public"):
         if _read(other) == public:

@@ -6,10 +6,10 @@
 
 Invariants
 - Whatever arrives is answered or counted, and never ends the server. A client's malformed frames are answered up to
-  ``malformed_max`` and only counted from then on, so that nobody can use us to make noise.
-- At most ``control_requests`` are under way and ``control_watches`` are open, and of one client
-  ``control_requests_of_client`` and ``control_watches_of_client``; one more is told ``busy``.
-- Every request has a deadline. A request that has been answered ``timeout`` may still take effect.
+  ``malformed_max``, and only counted from then on: nobody can make the server send without end.
+- At most ``control_requests`` requests are under way and ``control_watches`` watches open, of one client at most
+  ``control_requests_of_client`` and ``control_watches_of_client``; one more is answered ``busy``.
+- Every request but ``watch`` has a deadline. A request that has been answered ``timeout`` may still take effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from actors.control import protocol
+from actors.control import protocol, verbs
 from actors.control.backend import ControlBackend
 from actors.control.errors import (
     BadArgs,
@@ -39,8 +39,8 @@ from actors.control.errors import (
     TimedOut,
 )
 from actors.control.keys import READ_ONLY_USER
-from actors.control.protocol import RequestId
 from actors.control.socket import ControlSocket, OpenSocket
+from actors.control.verbs import RequestId
 from actors.control.watches import WatchStream
 from actors.core.errors import AskError
 from configs.errors import ConfigError
@@ -50,20 +50,20 @@ from transport.transport import SendOutcome
 
 @dataclass
 class ControlCounters:
-    """Counts what the server has seen. All only grow."""
+    """Counts what the server has seen; all counts only grow."""
 
     requests: int = 0
     malformed: int = 0
-    """Frames that are no request: unreadable, too large, or of another shape."""
+    """Number of frames that are no request: unreadable, too large, or of another shape."""
     refused: int = 0
-    """Requests answered with an error before the backend saw them."""
+    """Number of requests answered with an error before the backend saw them."""
     failed: int = 0
-    """Requests to which the backend said no, or that ran out of time."""
+    """Number of requests to which the backend said no, or that ran out of time."""
     internal: int = 0
-    """Those of ``failed`` that are our bugs."""
+    """Number of those of ``failed`` that are our bugs."""
     events: int = 0
     unanswered: int = 0
-    """Replies for which the client's queue had no room, or whose client was gone."""
+    """Number of replies for which the client's queue had no room, or whose client was gone."""
 
     def as_map(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -71,20 +71,20 @@ class ControlCounters:
 
 @dataclass(frozen=True)
 class _Sender:
-    """Says where a reply goes: the identity, and the empty frame that a REQ socket wants back."""
+    """Holds where a reply goes: the client's identity, and whether its REQ socket expects an empty frame first."""
 
     identity: bytes
     delimited: bool
     user: str
     client: str | bytes
-    """Key of the client, however many connections it opens; without keys its identity."""
+    """Public key of the client, the same on all its connections; without keys, the identity of its socket."""
 
 
 _WatchKey = tuple[bytes, RequestId]
 
 
 class ControlServer:
-    """Serves ``backend`` on one ROUTER socket. ``start`` and ``stop`` on the same loop."""
+    """Serves ``backend`` on one ROUTER socket. Call ``start`` and ``stop`` on the same event loop."""
 
     def __init__(self, backend: ControlBackend, open_socket: OpenSocket, *, limits: Limits) -> None:
         self._backend = backend
@@ -103,13 +103,13 @@ class ControlServer:
 
     @property
     def endpoint(self) -> str:
-        """Where clients connect. Raises RuntimeError before ``start``."""
+        """Address to which clients connect. Raises RuntimeError before ``start``."""
         if self._socket is None:
             raise RuntimeError("the control server has not been started")
         return self._socket.endpoint
 
     async def start(self) -> None:
-        """Bind. Raises what the socket raises: an address in use, or InsecureBind."""
+        """Bind the socket. Raises OSError, if the address is in use for instance, or InsecureBind."""
         self._socket = self._open_socket(self.on_frames)
         self._tick()
 
@@ -128,7 +128,7 @@ class ControlServer:
             self._socket = None
 
     def on_frames(self, frames: list[bytes], user: str = "", key: str = "") -> None:
-        """One message from the socket: identity, an empty frame if the client is a REQ, and the request."""
+        """Take a message from the socket: identity, an empty frame if the client is a REQ, and the request."""
         if not frames:
             self.counters.malformed += 1
             return
@@ -136,8 +136,7 @@ class ControlServer:
         sender = _Sender(bytes(frames[0]), delimited, user, key or bytes(frames[0]))
         if len(frames) != 2 and not delimited:
             error = MalformedRequest(
-                f"a request is one frame, {len(frames) - 1} came",
-                "Send the map as a single frame",
+                f"a request is one frame, {len(frames) - 1} came", "Send the map as a single frame"
             )
             self._answer_malformed(sender, None, error)
             return
@@ -166,26 +165,22 @@ class ControlServer:
         if count <= self._limits.malformed_max:
             self._reply(sender, protocol.error_frame(request_id, error))
 
-    def _dispatch(self, sender: _Sender, request: protocol.Request, args: protocol.Args) -> None:
+    def _dispatch(self, sender: _Sender, request: protocol.Request, args: verbs.Args) -> None:
         """Start the work of a well-formed request, or raise ControlError."""
         if args.writes and sender.user == READ_ONLY_USER:
             raise ReadOnly(
-                f"{request.op} changes something, and these keys may only look",
-                "Use the control client's own keys",
+                f"{request.op} changes something, and these keys may only look", "Use the control client's own keys"
             )
         key = (sender.identity, request.id)
         match args:
-            case protocol.Credit():
+            case verbs.Credit():
                 self._reply_result(sender, request.id, self._grant((sender.identity, args.watch), args.events))
-            case protocol.Unwatch():
+            case verbs.Unwatch():
                 self._watch_of((sender.identity, args.watch))[1].cancel()
                 self._reply_result(sender, request.id, {})
-            case protocol.Watch():
+            case verbs.Watch():
                 if key in self._watches:
-                    raise BadArgs(
-                        f"a watch with the id {request.id!r} is open",
-                        "Give every request an id of its own",
-                    )
+                    raise BadArgs(f"a watch with the id {request.id!r} is open", "Give every request an id of its own")
                 if len(self._watches) >= self._limits.control_watches:
                     raise Busy(
                         f"{len(self._watches)} watches are open, the bound is {self._limits.control_watches}",
@@ -208,12 +203,9 @@ class ControlServer:
         self._tasks[task] = client
         task.add_done_callback(self._tasks.pop)
 
-    async def _run(self, sender: _Sender, request: protocol.Request, args: protocol.Args) -> None:
+    async def _run(self, sender: _Sender, request: protocol.Request, args: verbs.Args) -> None:
         longest = self._limits.control_timeout_max_s
-        timeout_s = min(
-            self._limits.control_timeout_s if request.timeout_s is None else request.timeout_s,
-            longest,
-        )
+        timeout_s = min(self._limits.control_timeout_s if request.timeout_s is None else request.timeout_s, longest)
         deadline = asyncio.timeout(max(timeout_s, 0.0))
         try:
             try:
@@ -243,22 +235,21 @@ class ControlServer:
         self.counters.internal += 1
         self._log.error("the control op %s failed", op, exc_info=error)
         return Internal(
-            f"{op} failed: {type(error).__name__}: {error}",
-            "This is a bug; the head's log has the traceback",
+            f"{op} failed: {type(error).__name__}: {error}", "This is a bug; the head's log has the traceback"
         )
 
-    async def _call(self, op: str, args: protocol.Args) -> object:
-        """Ask the backend, whose methods are called as the verbs and take their arguments."""
+    async def _call(self, op: str, args: verbs.Args) -> object:
+        """Answer ``ping`` and ``version`` here; for any other verb, call the backend's method of the same name."""
         match args:
-            case protocol.Ping():
+            case verbs.Ping():
                 return {}
-            case protocol.Version():
-                ops = list(protocol.VERBS)
+            case verbs.Version():
+                ops = list(verbs.VERBS)
                 return {"version": protocol.VERSION, "ops": ops, "counters": self.counters.as_map()}
             case _:
                 return await getattr(self._backend, op)(**msgspec.structs.asdict(args))
 
-    def _open_watch(self, sender: _Sender, request_id: RequestId, args: protocol.Watch) -> None:
+    def _open_watch(self, sender: _Sender, request_id: RequestId, args: verbs.Watch) -> None:
         key = (sender.identity, request_id)
         credit = min(args.credit, self._limits.control_event_queue)
         stream = WatchStream(
@@ -281,7 +272,7 @@ class ControlServer:
                     self.counters.events += 1
                     if stream.gone:
                         return None
-            # the last events wait for credit; the ticker ends it if the client is gone
+            # the last events wait for credit; the ticker cancels this task if the client is gone
             while stream.waiting and not stream.gone:
                 await stream.changed()
         except ControlError as error:
@@ -292,7 +283,7 @@ class ControlServer:
         return None
 
     def _close_watch(self, sender: _Sender, stream: WatchStream, task: asyncio.Task[bytes | None]) -> None:
-        """The final reply, however the watch ended: by itself, by unwatch before or after it began, or by stop."""
+        """Send the final reply, however the watch ended: by itself, by unwatch before or after it began, or by stop."""
         self._watches.pop((sender.identity, stream.request_id), None)
         self._openers.pop((sender.identity, stream.request_id), None)
         frame = None if task.cancelled() else task.result()
@@ -303,10 +294,7 @@ class ControlServer:
     def _watch_of(self, key: _WatchKey) -> tuple[WatchStream, asyncio.Task[bytes | None]]:
         found = self._watches.get(key)
         if found is None:
-            raise NotFound(
-                f"this client has no open watch {key[1]!r}",
-                "It may have ended; open another with watch",
-            )
+            raise NotFound(f"this client has no open watch {key[1]!r}", "It may have ended; open another with watch")
         return found
 
     def _grant(self, key: _WatchKey, events: int) -> dict[str, int]:

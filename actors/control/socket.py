@@ -1,8 +1,8 @@
 """The control plane's sockets: ROUTER for the server, DEALER for the client, over ``transport/zmq/socket.py``.
 
-``ControlSocket`` is all that server and client lean on, so tests may bring a fake. Nothing here blocks: a send says
-what became of it, and received messages come through a callback on the loop. A server has a Unix socket that its own
-user alone can open, or keys and an allow-list, or it is refused.
+Server and client need only ``ControlSocket``, so tests may use a fake. Nothing here blocks: a send returns whether it
+was queued, and received messages come through a callback on the loop. A server either listens at a Unix socket that
+only its own user can open, or has keys and an allow-list; anything else is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Final, Protocol
 import structlog
 
 from actors.control.keys import ControlKeys
+from actors.host.plain_file import read_plain
 from configs.limits import Limits
+from configs.run_files import CONTROL_ENDPOINT
 from transport.endpoints import advertised, check_socket_is_ours, is_loopback, not_private, split_key
 from transport.errors import InsecureBind
 from transport.rarely import worth_a_line
@@ -33,10 +35,10 @@ log = structlog.get_logger("headrace.control")
 
 IPC_PATH_BYTES_MAX: Final = 100
 """A Unix socket's path has 107 bytes at most; some are left for libzmq."""
-ENDPOINT_FILE: Final = "control.endpoint"
 
+_ENDPOINT_BYTES_MAX: Final = 4096
 _FRAME_FACTOR: Final = 4
-"""Up to this many times the request bound a frame is read, so that its sender can be told; beyond, libzmq hangs up."""
+"""Largest frame, as a multiple of the largest request: up to there the sender is told, beyond it libzmq hangs up."""
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]\s]+|\*):(?P<port>\*|\d{1,5})")
 _ANY: Final = re.compile(r"^tcp://(\*|0\.0\.0\.0):")
 _ANY_V6: Final = re.compile(r"^tcp://\[::\]:")
@@ -44,11 +46,11 @@ _OUTCOME: Final = {Sent.SENT: SendOutcome.QUEUED, Sent.FULL: SendOutcome.FULL, S
 
 
 class ControlSocket(Protocol):
-    """Is a ROUTER (the first frame is the client's identity) or a DEALER."""
+    """A control socket is a ROUTER, where the first frame is the client's identity, or a DEALER."""
 
     @property
     def endpoint(self) -> str:
-        """Where clients connect, or where this one is connected; a wildcard port is resolved."""
+        """The endpoint where clients connect, or to which this client does; a wildcard port is resolved."""
         ...
 
     def send(self, frames: Sequence[bytes]) -> SendOutcome:
@@ -59,13 +61,13 @@ class ControlSocket(Protocol):
 
 
 OnFrames = Callable[[list[bytes], str, str], None]
-"""One message's frames, the role that the client's key has (empty: may do everything), and the key; empty: none."""
+"""Called with a message's frames, the role of the client's key (empty: may do everything), and that key or empty."""
 OpenSocket = Callable[[OnFrames], ControlSocket]
 """Binds or connects on the running loop."""
 
 
 class _Server:
-    """Owns a ROUTER, a context, and an allow-list if there are keys, of its own."""
+    """The server owns a ROUTER, a context, and an allow-list if there are keys."""
 
     def __init__(self, options: SocketOptions, on_frames: OnFrames, keys: ControlKeys | None, limits: Limits) -> None:
         def receive(frames: list[Frame]) -> None:
@@ -82,7 +84,7 @@ class _Server:
         self._file: Path | None = None
 
     def _on_event(self, event: SocketEvent) -> None:
-        """The allow-list tells of keys that it refuses; here it is who shows none."""
+        """Log clients that show no keys; the allow-list logs those whose keys it refuses."""
         if event is SocketEvent.HANDSHAKE_FAILED:
             self._refused += 1
             if worth_a_line(self._refused):
@@ -118,7 +120,7 @@ class _Server:
 
 
 class _Client:
-    """Owns a DEALER and its context."""
+    """The client owns a DEALER and its context."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class _Client:
         self._socket = ZmqSocket(self._context, Role.DIALER, options, receive, on_event, on_writable)
 
     def connect(self, endpoint: str) -> None:
-        """Begin to connect. Raises ValueError for an endpoint that is none."""
+        """Begin to connect. Raises ValueError if ``endpoint`` is malformed."""
         self._socket.connect(endpoint)
         self.endpoint = endpoint
 
@@ -167,11 +169,11 @@ def _options(limits: Limits, curve: Curve | None, max_frame_bytes: int) -> Socke
 
 
 def open_control_socket(endpoint: str, limits: Limits, *, keys: ControlKeys | None = None) -> OpenSocket:
-    """Binds the server's socket when called.
+    """Returns a function that binds the server's socket.
 
-    Raises (when called):
+    Raises (when that function is called):
         InsecureBind: others could connect to ``endpoint``, and there are no keys.
-        ValueError: it is no endpoint.
+        ValueError: ``endpoint`` is malformed.
         OSError: the address is taken or does not exist.
     """
 
@@ -197,10 +199,10 @@ def dial_control_socket(
     on_event: Callable[[SocketEvent], None] | None = None,
     on_writable: Callable[[], None] | None = None,
 ) -> OpenSocket:
-    """Begins to connect a client's socket when called. ``endpoint`` names the server's key as ``…?key=<hex>``.
+    """Returns a function that begins to connect a client's socket. ``endpoint`` has the server's key: ``…?key=<hex>``.
 
-    Raises (when called):
-        ValueError: the endpoint is none, or it names a key and we have none.
+    Raises (when that function is called):
+        ValueError: the endpoint is malformed, or it names a key and we have none.
         HandshakeRefused: another user listens at this Unix socket.
     """
 
@@ -231,11 +233,11 @@ def dial_control_socket(
 
 
 def check_bind(endpoint: str, keys: ControlKeys | None) -> None:
-    """Whether the server may listen at ``endpoint``, without trying.
+    """Check that the server may listen at ``endpoint``, without binding it.
 
     Raises:
         InsecureBind: others could connect, and there are no keys.
-        ValueError: it is no endpoint.
+        ValueError: ``endpoint`` is malformed.
     """
     if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
         return
@@ -251,43 +253,43 @@ def check_bind(endpoint: str, keys: ControlKeys | None) -> None:
 
 
 def for_others(endpoint: str) -> str:
-    """A server's endpoint as other machines use it: a wildcard address becomes this host's name."""
+    """A server's endpoint for clients on other machines: a wildcard address becomes this host's name."""
     address, key = split_key(endpoint)
     return advertised(address, key)
 
 
 def for_this_machine(endpoint: str) -> str:
-    """A server's endpoint as clients beside it use it: a wildcard address becomes loopback, which needs no name."""
+    """A server's endpoint for clients on this machine: a wildcard address becomes loopback, which needs no name."""
     return _ANY_V6.sub("tcp://[::1]:", _ANY.sub("tcp://127.0.0.1:", endpoint))
 
 
 def default_endpoint(run_dir: Path, private: Path) -> str:
     """``control.sock`` in the run directory, or in ``private`` if that path is too long for a socket.
 
-    ``private`` is a directory of ours with a short name that nobody could guess, and so make before us.
+    ``private`` is a directory of ours with a short random name, so that no other user could have made it before us.
     """
     path = run_dir.resolve() / "control.sock"
     return f"ipc://{path if len(str(path).encode()) <= IPC_PATH_BYTES_MAX else private / 'control.sock'}"
 
 
 def store_endpoint(run_dir: Path, endpoint: str) -> Path:
-    """Write where the run's control socket is, for people and ``ctl``; returns the file."""
-    file = run_dir / ENDPOINT_FILE
+    """Write the endpoint of the run's control socket into a file for people and ``ctl``; returns the file."""
+    file = run_dir / CONTROL_ENDPOINT
     file.write_text(endpoint + "\n", encoding="utf-8")
     return file
 
 
 def read_endpoint(where: str) -> str:
-    """An endpoint as it stands, or the one stored in a run directory.
+    """``where`` itself if it is an endpoint, else the one stored in that run directory or file.
 
     Raises:
         FileNotFoundError: ``where`` is neither; the message says what was looked for.
     """
     if "://" in where:
         return where
-    file = Path(where) / ENDPOINT_FILE if Path(where).is_dir() else Path(where)
+    file = Path(where) / CONTROL_ENDPOINT if Path(where).is_dir() else Path(where)
     if not file.is_file():
         raise FileNotFoundError(
-            f"{where!r} is neither an endpoint such as tcp://127.0.0.1:7000 nor a run directory with {ENDPOINT_FILE}"
+            f"{where!r} is neither an endpoint such as tcp://127.0.0.1:7000 nor a run directory with {CONTROL_ENDPOINT}"
         )
-    return file.read_text(encoding="utf-8").strip()
+    return read_plain(file, _ENDPOINT_BYTES_MAX).decode(errors="replace").strip()

@@ -17,21 +17,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from actors.control.protocol import RequestId, event_frame
+from actors.control.protocol import event_frame
+from actors.control.verbs import RequestId
 from transport.transport import SendOutcome
 
 Send = Callable[[bytes], SendOutcome]
 
 
 class WatchStream:
-    """Is the server's side of one open watch. It does no I/O: it is told what happened and calls ``send``."""
+    """Serves one open watch. Does no I/O: it is told what happened and calls ``send``."""
 
     def __init__(self, request_id: RequestId, send: Send, *, credit: int, queue_max: int) -> None:
         self.request_id = request_id
         self.sent = 0
         self.missed = 0
         self.gone = False
-        """The client cannot be reached any more; the owner ends the watch."""
+        """Whether the client cannot be reached any more; the owner ends the watch."""
         self._send = send
         self._credit = credit
         self._queue: deque[bytes] = deque(maxlen=queue_max)
@@ -49,7 +50,7 @@ class WatchStream:
         self.flush()
 
     def grant(self, events: int, *, credit_max: int) -> int:
-        """Add credit; returns the credit left after what it set free has gone."""
+        """Add credit and send the events that it allows; returns the credit left."""
         self._credit = min(self._credit + events, credit_max)
         self.flush()
         return self._credit
@@ -69,7 +70,7 @@ class WatchStream:
             self.sent += 1
 
     def tick(self) -> None:
-        """Once every ``control_alive_s``: retry what the socket had no room for; if all is quiet, say that we live."""
+        """Called every ``control_alive_s``: retry events that the socket had no room for, or else send ``alive``."""
         self.flush()
         if self._quiet and not self.gone:
             self._deliver(event_frame(self.request_id, {"kind": "alive"}))
@@ -77,7 +78,7 @@ class WatchStream:
 
     @property
     def waiting(self) -> int:
-        """Events that wait for credit."""
+        """Number of events that wait for credit."""
         return len(self._queue)
 
     async def changed(self) -> None:

@@ -2,7 +2,7 @@
 
     class Counter(Actor):
         @handles(Add)
-        async def add(self, message: Add) -> None: ...                  # tell, or ask without an answer
+        async def add(self, message: Add) -> None: ...                  # tell, or ask that is answered Done
         @handles(GetTotal)
         async def total(self, message: GetTotal) -> Total: ...          # ask: the return value is the reply
         @handles(Watch) @concurrent
@@ -11,8 +11,9 @@
         async def take(self, batch: list[Delivery]) -> None: ...        # tells that came together
 
 Invariants
-- One message at a time, and while a handler awaits, the actor takes no further message; ``@concurrent`` lifts
-  that for one handler, aloud.
+- One message at a time: while a handler awaits, the actor takes no further message, so nothing else changes its state
+  meanwhile. Erlang's gen_server and Orleans' grains (unless declared reentrant) work like this too. Exceptions are
+  handlers marked ``@concurrent`` and async generators, which whoever reads the handler sees.
 - ``on_stop`` runs once, after ``on_start`` has succeeded, however the actor ends; a crash does not skip it.
 - Handlers are found at class creation; what cannot work is refused there.
 """
@@ -55,26 +56,26 @@ def handles(*kinds: type[Message]) -> Callable[[F], F]:
 
 
 def concurrent(function: F) -> F:
-    """Let this handler run beside others. It shares the actor's state with them between its awaits.
+    """Let this handler run beside others, which may change the actor's state while it awaits.
 
-    It is cancelled when whoever asked gives up: leaves, or reaches its deadline.
+    It is cancelled when the asker gives up, dies, or reaches its deadline.
     """
     setattr(function, _CONCURRENT, True)
     return function
 
 
 def batched(function: F) -> F:
-    """Hand over in one list, in order, what waits of this kind when its turn comes, up to the next message of another.
+    """Give the handler all waiting messages of its kind at once, in order, up to the next message of another kind.
 
-    The list holds Deliveries: each message with its sender, for ``ctx.sender`` is that of the first. A question, which
-    wants an answer of its own, comes alone.
+    They come as a list of Deliveries, each a message with its sender, since ``ctx.sender`` is only that of the first. A
+    question comes in a list of its own, since it needs its own answer.
     """
     setattr(function, _BATCHED, True)
     return function
 
 
 class Actor:
-    """All actors derive from this class. ``self.ctx`` is set before ``on_start``."""
+    """Every actor derives from this class. ``self.ctx`` is set before ``on_start``."""
 
     ctx: Context
     handlers: ClassVar[dict[type[Message], Handler]] = {}

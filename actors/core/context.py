@@ -39,7 +39,7 @@ def named_rng(seed: int, *names: str) -> random.Random:
 
 
 class Timer:
-    """A timer delivers a message to its own actor after a while, unless it is cancelled."""
+    """Delivers a message to its own actor after a while, unless it is cancelled."""
 
     def __init__(self, cell: RunningActor, delay_s: float, message: Message) -> None:
         self._cell = cell
@@ -48,7 +48,7 @@ class Timer:
         cell.timers[self._handle] = None
 
     def cancel(self) -> None:
-        """Idempotent; a message that is already in the mailbox comes all the same."""
+        """Stop the timer; a message already in the mailbox is still handled. Idempotent."""
         self._handle.cancel()
         self._cell.timers.pop(self._handle, None)
 
@@ -58,7 +58,7 @@ class Timer:
 
 
 class Context:
-    """A context is what one actor reaches the rest of the system through: ``self.ctx`` in its code."""
+    """Connects one actor to the rest of the system; the actor's code has it as ``self.ctx``."""
 
     def __init__(self, port: Port, cell: RunningActor) -> None:
         self._port = port
@@ -70,17 +70,17 @@ class Context:
 
     @property
     def sender(self) -> ActorAddress | None:
-        """Who sent the message that is being handled; None if no actor did.
+        """Address of the actor that sent the message being handled; None if no actor did.
 
-        A remote sender's ``endpoint`` may be empty: the link over which it spoke is there, so ``ctx.ref`` of it works
-        as long as that link lives.
+        A remote sender's ``endpoint`` may be empty: ``ctx.ref`` of such an address works as long as the link over
+        which the message came is up.
         """
         delivery = current.get()
         return None if delivery is None else delivery.sender
 
     @property
     def sender_process(self) -> PeerId | None:
-        """The process that the message which is being handled came from, also if no actor sent it; None: unknown."""
+        """Process from which the message being handled came, even if no actor sent it; None if unknown."""
         delivery = current.get()
         if delivery is None or delivery.caller is None:
             return None if self.sender is None else self.sender.peer
@@ -94,7 +94,7 @@ class Context:
         await asyncio.sleep(delay_s)
 
     def rng(self, name: str) -> random.Random:
-        """The actor's random stream of that name; it goes on where it was at each call."""
+        """The actor's random stream of that name; each call returns the same one, which goes on where it stopped."""
         stream = self._streams.get(name)
         if stream is None:
             stream = self._streams[name] = named_rng(self._port.seed, self._cell.name, name)
@@ -105,12 +105,12 @@ class Context:
         return ActorRef(self._port, address, self.self_address)
 
     async def successor(self, address: ActorAddress) -> ActorAddress:
-        """The actor of ``address``'s name in the process that is now at its place: itself, or a later life of it.
+        """Address of the same actor in the process that now listens at its endpoint: the same life or a later one.
 
-        Nobody says that the actor is there; ask it. ``actors/core/leader.py`` keeps such an address.
+        Only the process was looked for: the actor itself may be missing there. ``leader.py`` keeps such an address.
 
         Raises:
-            NotSent: nobody answers there within ``limits.connect_timeout_s``, or a process of another name.
+            NotSent: nobody answers there within ``limits.connect_timeout_s``, or a process of another name does.
         """
         return await self._port.successor(address)
 
@@ -130,7 +130,7 @@ class Context:
             await self._port.stop_cell(child, reason)
 
     def watch(self, address: ActorAddress) -> None:
-        """Be told once, by Down, when ``address`` is gone; at once if it already is. Twice is once.
+        """Receive one Down when ``address`` is gone, at once if it already is. A second watch of it adds no other Down.
 
         Raises:
             WrongHandler: the actor has no ``@handles(Down)``.
@@ -140,15 +140,15 @@ class Context:
         self._port.watch(self._cell, address)
 
     def unwatch(self, address: ActorAddress) -> None:
-        """No Down of ``address`` comes any more, not even one that is on its way. Idempotent."""
+        """End the watch: no Down of ``address`` comes any more, not even one that is on its way. Idempotent."""
         self._port.unwatch(self._cell, address)
 
     def start_task(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[object]:
-        """Run beside the handlers, until the actor ends. If it raises, the actor crashes."""
+        """Run ``coroutine`` beside the handlers, until the actor ends. If it raises, the actor crashes."""
         return self._cell.start_task(coroutine, name)
 
     def send_after(self, delay_s: float, message: Message) -> Timer:
-        """Tell oneself ``message`` after ``delay_s``.
+        """Send this actor ``message`` after ``delay_s``.
 
         Raises:
             WrongHandler: the actor does not handle it.
@@ -169,13 +169,13 @@ class Context:
         return await self._cell.blocking.run(function, *args, **kwargs)
 
     def stop(self, reason: str = "stopped") -> None:
-        """End after the message that is being handled."""
+        """End this actor after the message that is being handled."""
         self._cell.stop(reason)
 
     def look(self, question: Look) -> Sight:
-        """Who waits for whom in this process, its dead letters, its loop's lag; for the handler of ``question``."""
+        """Who waits for whom here (but the handler of ``question``), this process's dead letters and its loop's lag."""
         return sight(self._port, question.longer_than_s, but=tag_of(type(question)))
 
     def asks(self) -> AskCounts:
-        """What all actors of this process have asked so far, and what of it is overdue; for those who check."""
+        """Counts of the questions of all actors of this process so far, and the overdue ones (``ask_watch.py``)."""
         return self._port.requests.counts(self._port.now())

@@ -7,26 +7,43 @@ HeadraceError
     │   ├── SentNoReply        infrastructure; may have been executed
     │   ├── Refused            the target said no before it began; a retry later or elsewhere is safe
     │   ├── RemoteError        the handler raised; the target's fault or the question's, do not retry blindly
-    │   │   └── Unanswerable   and so it will whenever it is asked again: never retry
+    │   │   └── Unanswerable   the handler will raise each time it is asked: never retry
     │   ├── DeadlineExceeded   unknown whether executed
     │   ├── WrongReply         a bug: the handler answered with another type
     │   └── StreamDown         the producer is gone; resume elsewhere from the last item
     ├── ReplyError             raise it in a handler to answer with an error without crashing
     │   ├── ConsumerTooSlow    a stream's consumer granted no credit in time; it may open the stream again
-    │   └── StaleTerm         the sender's term is no longer the ruling one; it must step down
+    │   └── StaleTerm          the sender's term is over: a newer leader rules, and the sender must step down
     ├── StartFailed            ``on_start`` raised or took too long; the cause is attached
     ├── NameTaken              a bug of the caller: an actor of that name lives here
     ├── UnknownActor           a bug of the caller: no actor of that name has lived here
     ├── WrongHandler           a bug, found at class creation or at the first use
-    └── HandlerCancelled       a bug: a handler let a CancelledError escape that nobody sent to it
+    ├── HandlerCancelled       a bug: a handler let a CancelledError escape that nobody sent to it
+    └── CancellationSwallowed  a bug of the actor: it goes on although it was cancelled
 """
 
 from __future__ import annotations
 
 import enum
+from typing import TypeVar
 
 from transport.address import ActorAddress
 from transport.errors import HeadraceError
+
+E = TypeVar("E", bound=HeadraceError)
+
+
+def error_named(name: str, text: str, below: type[E]) -> E | None:
+    """Make an error that another process reported by its class name; ``below`` is the base class to search from.
+
+    None: no such class is known here, or its constructor takes more than a text.
+    """
+    kinds = [below]
+    for kind in kinds:
+        if kind.__name__ == name and kind.__init__ is Exception.__init__:
+            return kind(text)
+        kinds += kind.__subclasses__()
+    return None
 
 
 class ActorError(HeadraceError):
@@ -43,7 +60,7 @@ class AskError(ActorError):
 
 
 class NotSent(AskError):
-    """No link, or its queue is full: the target never saw it. Retrying is safe."""
+    """There is no link, or its queue is full: the target never saw the question. Retrying is safe."""
 
 
 class SentNoReply(AskError):
@@ -65,11 +82,11 @@ class RefusalReason(enum.StrEnum):
     NOT_IDEMPOTENT = "not_idempotent"
     TOO_MANY_ASKS = "too_many_asks"
     NOT_ALLOWED = "not_allowed"
-    """Such a sender may not send this: ``senders.py``."""
+    """Kind of sender that may not send this: ``senders.py``."""
 
 
 class Refused(AskError):
-    """The target did not execute it, and says why. Retrying is safe; whether it helps, ``reason`` tells."""
+    """The target did not execute the message, and says why. Retrying is safe; ``reason`` tells whether it helps."""
 
     def __init__(
         self, reason: RefusalReason, detail: str = "", *, target: ActorAddress | None = None, question: str = ""
@@ -84,23 +101,19 @@ class RemoteError(AskError):
     """The handler raised. ``error_type`` is the class name, ``detail`` its text; its process logs the traceback."""
 
     def __init__(
-        self,
-        error_type: str,
-        detail: str,
-        *,
-        declared: bool,
-        target: ActorAddress | None = None,
-        question: str = "",
+        self, error_type: str, detail: str, *, declared: bool, target: ActorAddress | None = None, question: str = ""
     ) -> None:
         super().__init__(f"{target} failed on {question}: {error_type}: {detail}", target=target, question=question)
         self.error_type = error_type
         self.detail = detail
+        self.raised = error_named(error_type, detail, ReplyError) if declared else None
+        """The ReplyError itself, where this process knows its class."""
         self.declared = declared
-        """True: a ReplyError, the target lives on. False: the target crashed."""
+        """Whether the handler raised a ReplyError, so that the target lives on; else the target crashed."""
 
 
 class Unanswerable(RemoteError):
-    """The handler raised an error that is ``permanent``: the same question can only meet it again. Do not retry."""
+    """The handler raised an error that is ``permanent``: the same question would raise it again. Do not retry."""
 
     permanent = True
 
@@ -110,7 +123,7 @@ class DeadlineExceeded(AskError):
 
 
 class WrongReply(AskError):
-    """The handler answered with another type than the asker expects. A bug at one of the two."""
+    """The handler answered with another type than the asker expects: one of the two has a bug."""
 
 
 class StreamDown(AskError):
@@ -126,7 +139,7 @@ class ReplyError(ActorError):
 
 
 class StaleTerm(ReplyError):
-    """A command from a ruler of an older term. The asker sees Refused(stale_term)."""
+    """A command came from a leader whose term is over. The asker sees Refused(stale_term)."""
 
     def __init__(self, term: int, ruling: int) -> None:
         super().__init__(f"term {term} is over, {ruling} rules: register again to learn the ruling one")
@@ -135,7 +148,7 @@ class StaleTerm(ReplyError):
 
 
 class ConsumerTooSlow(ReplyError):
-    """The consumer of a stream took nothing for as long as it was willing to wait itself."""
+    """The consumer of a stream granted no credit within its own timeout for an item."""
 
 
 class StartFailed(ActorError):
@@ -155,7 +168,7 @@ class WrongHandler(ActorError):
 
 
 class CancellationSwallowed(ActorError):
-    """A bug of the actor: it goes on although it was cancelled, again and again."""
+    """The actor has a bug: it goes on although it was cancelled, again and again."""
 
 
 class HandlerCancelled(ActorError):

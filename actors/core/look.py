@@ -1,10 +1,10 @@
-"""One look into one process: who waits in it for whom, what found no receiver there, and how late its loop is.
+"""A snapshot of one process: which actor waits for what, which messages found no receiver, how late the loop is.
 
     Look ─▶ an actor of that process that is never busy for long (reporter, node agent) ─▶ Sight
 
 Invariants
-- Looking changes nothing, and costs what is open.
-- Times are ages by the clock of the process itself, so that those of several processes can stand in one table.
+- Looking changes nothing, and its cost grows with the number of open waits.
+- Times are durations by the clock of the process itself, so those of several processes can be compared in one table.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from actors.core.message import Message, message
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """A stall is one wait that has not ended."""
+    """One wait that has not ended."""
 
     waiter: str
     """The waiting actor; empty for code outside of actors."""
     waits_for: str
     """An address, a function on the actor's thread, or the handler's own await."""
     kind: str
-    """One of ask, stream, credit, handler, blocking."""
+    """Kind of wait: ask, stream, credit, handler or blocking."""
     what: str
     """The tag of the message."""
     since_s: float
@@ -38,7 +38,7 @@ class Stall(msgspec.Struct, frozen=True):
 
 @message("core.look")
 class Look(Message):
-    """Ask this to see who waits in a process; it is answered with Sight."""
+    """The sender asks which waits are open in a process. Reply: Sight."""
 
     longer_than_s: float = 0.0
     """Seconds: waits that have lasted less are left out."""
@@ -46,7 +46,7 @@ class Look(Message):
 
 @message("core.sight")
 class Sight(Message):
-    """What was to be seen in one process."""
+    """A Sight answers Look with the open waits of one process, its dead letters, and the lag of its loop."""
 
     process: str
     stalls: list[Stall]
@@ -54,7 +54,7 @@ class Sight(Message):
     dead_letters: list[DeadLetter]
     """Dead letters, newest first, as many as are kept."""
     dead_letter_counts: dict[str, int]
-    """Numbers by reason, since the process began."""
+    """Counts of dead letters by reason, since the process began."""
     loop_lag: Lag | None = None
     """Lag of the event loop; None where it is not probed, as under virtual time."""
 
@@ -79,7 +79,7 @@ def _stalls(port: Port, longer_than_s: float) -> list[Stall]:
 
 
 def sight(port: Port, longer_than_s: float, *, but: object = None) -> Sight:
-    """What is to be seen in this process. ``but``: the message that asks for it, whose own handler is no wait."""
+    """The snapshot of this process. ``but``: tag of the message that asks for it, whose own handler is left out."""
     found = [stall for stall in _stalls(port, longer_than_s) if stall.what != but]
     return Sight(
         process=port.own.name,

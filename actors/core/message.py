@@ -1,7 +1,7 @@
 """Messages: typed, immutable, registered by tag.
 
 A message is a frozen struct with a tag that names its owner and purpose. The tag travels in the envelope, so a
-router never decodes a body, and an unknown tag is refused at the door.
+message with an unknown tag is refused before its body is decoded.
 
     @message("scheduler.grant_credit")
     class GrantCredit(Message):
@@ -21,7 +21,7 @@ import msgspec
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """All that actors say to each other derives from this class."""
+    """Is the base class of all messages between actors."""
 
 
 M = TypeVar("M", bound=type[Message])
@@ -45,7 +45,7 @@ def message(tag: str) -> Callable[[M], M]:
 
 @message("core.done")
 class Done(Message):
-    """A handler that returns None answers an ask with this."""
+    """Answers an ask whose handler returned None."""
 
 
 def tag_of(kind: type[Message]) -> str:

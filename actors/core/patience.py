@@ -9,8 +9,9 @@
                 raise
 
 Invariants
-- The first pause is ``limits.backoff_first_s``, each next one twice as long, up to ``limits.backoff_max_s``. Of each,
-  half to all is waited, by chance: those who lost the same process do not come back to it as a crowd.
+- The first pause is ``limits.backoff_first_s``, each next one twice as long, up to ``limits.backoff_max_s``. A wait is
+  a random part of the pause, at least half of it ("equal jitter"), so that those who lost the same process do not all
+  return at once.
 - A pause never goes beyond the end of the patience; one last attempt is made then.
 """
 
@@ -31,11 +32,11 @@ from transport.address import ActorAddress
 R = TypeVar("R", bound=Message)
 
 RETRYABLE = (NotSent, SentNoReply, Refused, DeadlineExceeded)
-"""Failures that a restart of the other side may cause. Everything else is somebody's bug and is raised at once."""
+"""Failures that a restart of the other side may cause. All others are bugs, and are raised at once."""
 
 
 class Patience:
-    """A patience makes the pauses between the attempts at one thing, without end if no ``patience_s`` is given."""
+    """Makes the pauses between the attempts at one thing: without end, if no ``patience_s`` is given."""
 
     def __init__(self, limits: Limits, rng: random.Random, patience_s: float = math.inf) -> None:
         self._first_s, self._max_s = limits.backoff_first_s, limits.backoff_max_s
@@ -44,7 +45,7 @@ class Patience:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Something has worked: the next pause is a short one again."""
+        """Make the next pause the shortest again, because an attempt has worked."""
         self._pause_s = self._first_s
 
     @property
@@ -53,7 +54,7 @@ class Patience:
         return max(0.0, self._over_at - asyncio.get_running_loop().time())
 
     def pause_s(self) -> float:
-        """Seconds to wait before the next attempt, for those who wait for something else meanwhile."""
+        """Seconds to wait before the next attempt, for callers that wait for something else meanwhile."""
         pause_s = min(self._pause_s * self._rng.uniform(0.5, 1.0), self.left_s)
         self._pause_s = min(2 * self._pause_s, self._max_s)
         return pause_s
@@ -67,7 +68,7 @@ class Patience:
 
 
 async def is_still_there(ctx: Context, address: ActorAddress, patience_s: float) -> bool:
-    """Whether this very life, to which a link broke, can be reached again within ``patience_s``."""
+    """Whether the same life at ``address``, to which the link broke, can be reached again within ``patience_s``."""
     patience = Patience(ctx.limits, ctx.rng("patience"), patience_s)
     while await patience.again():
         try:
@@ -89,8 +90,8 @@ async def ask_patiently(
 ) -> R:
     """Ask until answered, at most ``patience_s`` (default ``limits.trainer_patience_s``), then raise the last failure.
 
-    ``address`` is called before each attempt: whoever restarted may live elsewhere. ``renew`` is awaited before each
-    repeat, and may fail like an attempt: it looks where that is. ``message`` must be idempotent.
+    ``address`` is called before each attempt, since the actor may have restarted elsewhere. ``renew`` is awaited before
+    each repeat to find it again, and may fail like an attempt. ``message`` must be idempotent.
     """
     limits, repeated = ctx.limits, False
     patience = Patience(limits, ctx.rng("patience"), limits.trainer_patience_s if patience_s is None else patience_s)

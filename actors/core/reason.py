@@ -5,8 +5,8 @@
 Invariants
 - The reason names the error that was raised first, not what it was wrapped in on the way out: StartFailed, a group.
 - A reason is permanent if any error that led to the end says so (``HeadraceError.permanent``), in this process or, by
-  an Unanswerable, in the one that was asked. Whoever restarts gives up on it at once.
-- Its text is bounded and harmless to a terminal: it may hold what a user's code has said.
+  an Unanswerable, in the one that was asked. A supervisor then does not restart.
+- Its text is bounded and harmless to a terminal, since it may contain messages of the user's code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from configs.limits import DEFAULT_LIMITS
 from transport.errors import HeadraceError
 
 _CHAIN_MAX = 16
-"""Number of errors of a chain that are looked at; a chain may be a circle."""
+"""Most errors of a chain of causes that are examined, since the chain may be a cycle."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason is an error as its class's name, its text, and whether a repetition could only meet it again."""
+    """A reason describes an error to other processes: class name, text, and whether each repetition would raise it."""
 
     error: str
     message: str
@@ -36,13 +36,13 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reason_of(error: BaseException) -> Reason:
-    """The reason that ``error`` is for the end of whatever it has left."""
+    """The reason to give for something that ``error`` has ended."""
     first = _unwrapped(error)
     return Reason(error=type(first).__name__, message=_readable(str(first)), permanent=is_permanent(error))
 
 
 def is_permanent(error: BaseException | None) -> bool:
-    """Whether ``error``, or one that it was raised from, would only be met again by a repetition."""
+    """Whether ``error``, or one that it was raised from, says that each repetition would raise it again."""
     for _ in range(_CHAIN_MAX):
         if error is None:
             return False
@@ -53,7 +53,7 @@ def is_permanent(error: BaseException | None) -> bool:
 
 
 def is_blameless(error: BaseException) -> bool:
-    """Whether ``error`` says nothing against whatever ends by it: what that needs is gone, and it is to begin anew."""
+    """Whether the part that ``error`` ends is not at fault: something that it needs is gone, so it may start again."""
     first = _unwrapped(error)
     return isinstance(first, HeadraceError) and first.blameless and not is_permanent(error)
 
@@ -68,14 +68,14 @@ def _unwrapped(error: BaseException) -> BaseException:
 
 
 def _inner(error: BaseException) -> BaseException | None:
-    """What ``error`` was raised from, or what a group holds first."""
+    """The error that ``error`` was raised from, or the first one of a group."""
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error.__cause__
 
 
 def _readable(text: str) -> str:
-    """Without what a terminal would obey, and no longer than people read."""
+    """``text`` without terminal control characters, and shortened."""
     longest = DEFAULT_LIMITS.exit_reason_characters
     text = harmless(text[: longest + 1])
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -1,4 +1,4 @@
-"""What one actor holds of another: an address that can be told, asked and streamed from.
+"""A reference to an actor, through which another tells it messages, asks it questions and opens streams.
 
 Invariants
 - A ref is cheap and holds no connection: the first use connects, through ``address.endpoint``.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from actors.core.kernel.delivery import Window
+from actors.core.kernel.delivery import StreamWindow
 from actors.core.kernel.port import Port
 from actors.core.kernel.streams import Stream
 from actors.core.message import Message
@@ -21,7 +21,7 @@ R = TypeVar("R", bound=Message)
 
 
 class ActorRef:
-    """A ref talks to ``address`` on behalf of ``owner`` (None: code outside of actors)."""
+    """A ref sends to ``address`` on behalf of ``owner`` (None: code outside of actors)."""
 
     __slots__ = ("_port", "address", "owner")
 
@@ -52,7 +52,7 @@ class ActorRef:
     ) -> Coroutine[Any, Any, R]:
         """Ask and wait for the reply, at most ``timeout_s`` (default ``limits.ask_timeout_s``).
 
-        The answer comes on the ``lane`` of the question: on SIGNAL neither waits behind what others say.
+        The answer comes on the ``lane`` of the question: on SIGNAL, neither waits behind other messages.
 
         Raises:
             NotSent: surely not executed.
@@ -60,7 +60,7 @@ class ActorRef:
             Refused: the target did not execute it; ``reason`` says why.
             RemoteError: the handler raised.
             DeadlineExceeded: no answer in time.
-            WrongReply: the answer is no ``reply``.
+            WrongReply: the answer is of another type than ``reply``.
         """
         return self._port.ask(self.owner, self.address, message, reply, timeout_s, lane)
 
@@ -84,7 +84,7 @@ class ActorRef:
             RemoteError, Refused, DeadlineExceeded: as for ``ask``.
         """
         limits = self._port.limits
-        window = Window(
+        window = StreamWindow(
             limits.stream_credit_items if credit_items is None else credit_items,
             limits.stream_credit_bytes if credit_bytes is None else credit_bytes,
             limits.ask_timeout_s if timeout_s is None else timeout_s,

@@ -1,15 +1,15 @@
-"""Who sent a message, and whether such a sender may send it: asked once for each message, before it is decoded.
+"""Decides from a sender's name whether it may send a message: asked for each message, before it is decoded.
 
     peer's name, which the transport has bound to a key ─▶ Sender: kind, node, job
                                                               │
     envelope's tag ─▶ table: tag → kinds that may send it ────┴─▶ may, or a sentence that says why not
 
 Invariants
-- What the table does not name, nobody may send over a link. Within a process nobody asks: it trusts itself.
-- A role process speaks to its own job only, in whichever process that job's actors live, to its own node's agent, and
-  to the training services of the head's machine.
-- A name says no more than the transport has checked: without keys every peer is a process of our own user, as only
-  that user can open our sockets.
+- A message that the table does not name may not be sent over a link. Within a process nothing is checked.
+- A role process may speak only to the actors of its own job, in whichever process they live, to its own node's agent,
+  and to the training services of the head's machine.
+- A name is only as certain as what the transport has checked: without keys a peer may claim any name, but every peer is
+  a process of our own user, as only that user can open our sockets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from configs.names import SHARED, leader_of
 from transport.address import PeerId
 
 HEAD: Final = "head"
-"""Name of the head's peer, and of the node that its machine is."""
+"""Name of the head's peer, and of the node on the head's machine."""
 MACHINE: Final = "machine"
 """Name of the process that keeps the head, and hosts the node agent of the head's machine."""
 AGENT_ACTOR: Final = "agent"
@@ -33,11 +33,11 @@ _ENVIRONMENTS: Final = "environments-"
 _WORKERS: Final = ".rollout-"
 
 Guard = Callable[[PeerId, str, str], str | None]
-"""Asked with peer, tag and target of each message that arrives: None, or why it is refused."""
+"""Given peer, tag and target of a message that arrives, a guard returns None, or why the message is refused."""
 
 
 class SenderKind(enum.StrEnum):
-    """A peer is one of these kinds, or it is a stranger that may send nothing."""
+    """A peer is of one of these kinds. A stranger is none of the others, and may send nothing."""
 
     HEAD = "head"
     MACHINE = "machine"
@@ -51,30 +51,31 @@ class SenderKind(enum.StrEnum):
     WORKER = "worker"
     """A rollout worker's process, on whichever machine."""
     RANK = "rank"
-    """A process that follows a trainer or a rollout worker, which leads its rank group."""
+    """A process that follows the leader of its rank group, a trainer, a training service, or a rollout worker."""
     STRANGER = "stranger"
 
 
 class Sender(NamedTuple):
-    """A sender is what its peer's name says it is."""
+    """A peer's name says this of the peer."""
 
     kind: SenderKind
     node: str
     job: str = ""
-    """Job of a role process; empty for the others, which serve all jobs, but for a training service: its own name."""
+    """Job of a role process; a training service's own name; empty for the others, which serve all jobs."""
 
 
 @lru_cache(maxsize=1024)
 def sender_of(name: str) -> Sender:
-    """``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``, ``head.service.<name>``.
+    """Parse a name: ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>`` or ``head.service.<name>``.
 
-    What ends in ``.rank<n>`` follows whoever has the name before that, a trainer's also from another machine. A node's
-    name has no dot; a job's may. A training service is called as no actor of a job is.
+    A name that ends in ``.rank<n>`` follows the process with the name before that; a trainer's rank may also be on
+    another machine. A node's name has no dot; a job's may. No job's actor can have a training service's name.
     """
     leader = leader_of(name)
     if leader != name:
         leads = sender_of(leader)
-        follows = leads.kind is SenderKind.WORKER or (bool(leads.job) and leader.endswith(_TRAINER))
+        follows = leads.kind in (SenderKind.WORKER, SenderKind.TRAIN_SERVICE)
+        follows = follows or (bool(leads.job) and leader.endswith(_TRAINER))
         return Sender(SenderKind.RANK if follows else SenderKind.STRANGER, leads.node, leads.job)
     node, _, rest = name.partition(".")
     job, mark, _ = rest.rpartition(_WORKERS)  # an elastic worker is called rollout-<node>.<number>
@@ -97,7 +98,7 @@ def sender_of(name: str) -> Sender:
 def leads(name: str) -> str:
     """Name of the process that leads the rank's process ``name``.
 
-    A trainer is on the head's machine, wherever its ranks are; a rollout worker is on that of its ranks.
+    A trainer is on the head's machine, wherever its ranks are; a rollout worker is on the same machine as its ranks.
     """
     leader = leader_of(name)
     on_its_machine = sender_of(leader).kind is SenderKind.WORKER
@@ -116,7 +117,7 @@ def guard_of(own: PeerId, table: Mapping[str, frozenset[SenderKind]]) -> Guard:
         if not sender.job or sender.job == here.job:
             return None
         if here.kind is SenderKind.TRAIN_SERVICE:
-            return None  # it serves whoever may send this: every job's trainer, each for its own job only
+            return None  # it serves the trainers of all jobs, each for its own job only
         if here.job:
             return f"{name} serves the job {sender.job!r}, and this process another one"
         if target == AGENT_ACTOR:

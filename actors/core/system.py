@@ -7,7 +7,7 @@
     await system.stop()
 
 Invariants
-- One system a process and a transport; it owns the transport from ``start`` to ``stop``.
+- A process has one system and one transport; the system owns the transport from ``start`` to ``stop``.
 - ``stop`` ends every actor, in reverse order of birth, each within ``limits.stop_timeout_s`` or by force.
 """
 
@@ -31,9 +31,9 @@ from transport.transport import Transport
 
 
 class ActorSystem:
-    """A system hosts actors over one transport. ``seed`` fixes every ``ctx.rng``.
+    """Hosts actors over one transport. ``seed`` fixes every ``ctx.rng``.
 
-    ``guard`` is asked about every message that comes over a link; without one, whoever is linked may send anything.
+    ``guard`` is asked about every message that comes over a link; without one, any linked peer may send anything.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class ActorSystem:
 
     @property
     def peer(self) -> PeerId:
-        """This process."""
+        """Id of this process."""
         return self._transport.peer
 
     @property
     def endpoint(self) -> str:
-        """Where this process listens; known after ``start``."""
+        """Address at which this process listens; known after ``start``."""
         return self._transport.endpoint
 
     async def start(self) -> None:
@@ -90,12 +90,12 @@ class ActorSystem:
         return list(self._router.cells)
 
     def hosted(self, name: str) -> Actor | None:
-        """The actor of that name that lives here, for those who look at it from outside: tests and simulations."""
+        """The actor of that name that lives here, for tests and simulations, which look at it from outside."""
         cell = self._router.cells.get(name)
         return None if cell is None else cast(Actor, cell.actor)
 
     async def connect(self, endpoint: str, timeout_s: float | None = None) -> PeerId:
-        """Open a link to whoever listens at ``endpoint`` and say who that is.
+        """Open a link to the process that listens at ``endpoint``; returns its id.
 
         Raises:
             HandshakeRefused, LinkTimeout.
@@ -103,7 +103,7 @@ class ActorSystem:
         return await self._transport.connect(endpoint, timeout_s=timeout_s or self.limits.connect_timeout_s)
 
     async def wait_stopped(self, name: str, timeout_s: float | None = None) -> ActorExit:
-        """Wait for an actor to end, without a limit unless told; at once if it has ended already.
+        """Wait for an actor to end, within ``timeout_s`` if given; returns at once if it has ended already.
 
         Raises:
             UnknownActor: none of that name has lived here.
@@ -130,11 +130,11 @@ class ActorSystem:
         return await self._router.stop_cell(cell, reason)
 
     def counters(self) -> Counter[str]:
-        """How often what is out of the ordinary has happened here."""
+        """Counts of unusual events in this process, by name."""
         return self._router.counters + self._router.links.counters
 
     def sight(self, longer_than_s: float = 0.0) -> Sight:
-        """Who waits in this process, what found no receiver, and how late its loop is."""
+        """Who waits in this process, which messages found no receiver, and how late its loop is."""
         return sight(self._router, longer_than_s)
 
     async def stop(self) -> None:

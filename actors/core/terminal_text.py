@@ -1,8 +1,8 @@
-"""Text of others as a terminal may show it: no character of it moves the cursor, sets a title or turns the line round,
-and as much of a long one as somebody reads.
+"""Makes text from others safe for a terminal: no character moves the cursor, sets a title or reverses the line, and
+long text is shortened.
 
-Log lines hold what models and users' code say, names come over sockets. A terminal obeys what stands between the lines
-(ESC and its like), and a reader is misled by marks that turn the direction of writing.
+Log lines hold text of models and of users' code, and names come over sockets. A terminal obeys control characters in
+them (such as ESC), and marks that reverse the direction of writing mislead a reader.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from typing import Final
 
 _COMMANDS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""Control characters but tab and line feed, marks of direction, line separators, and halves of a surrogate pair."""
+"""Control characters except tab and line feed, direction marks, line separators, and halves of a surrogate pair."""
 
 _HARDLY_MORE: Final = 30
-"""Characters: to say that so many are left out takes as many."""
+"""Characters that the note on what is left out takes itself, so leaving out fewer gains nothing."""
 
 
 def harmless(text: str) -> str:
-    """``text`` with each of these characters as the escape that Python writes for it."""
+    """``text`` with each unsafe character replaced by the escape that Python writes for it."""
     return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def shortened(text: str, chars: int) -> str:
-    """``text`` if it has hardly more than ``chars`` characters; else its beginning, how much is left out, its end."""
+    """``text`` if hardly longer than ``chars``; else its beginning, a note on how much is left out, and its end."""
     left_out = len(text) - chars
     if left_out <= _HARDLY_MORE:
         return text
@@ -33,7 +33,7 @@ def shortened(text: str, chars: int) -> str:
 
 
 def shares(lengths: Sequence[int], chars: int) -> list[int]:
-    """How much of each of several texts fits if all together have ``chars`` characters: short ones stay whole."""
+    """How many characters of each text to show if all together may have ``chars``: short texts stay whole."""
     found = list(lengths)
     left = chars
     for count, i in zip(range(len(lengths), 0, -1), sorted(range(len(lengths)), key=lengths.__getitem__), strict=True):

@@ -1,8 +1,11 @@
-"""Terms: whoever commands says in which reign, and the receiver refuses older ones.
+"""Terms: a leader says in which term it commands, and the receiver refuses commands of older ones.
+
+A term is a fencing token (as in Chubby's sequencers, and Kleppmann's "How to do distributed locking") or Raft's term: a
+former leader that does not know yet that it was replaced is stopped by those whom it commands, not by its own insight.
 
 Invariants
 - The ruling term of a guard never goes back.
-- A command of a newer term is itself the news that the term has changed.
+- A command of a newer term is itself the news that the term has changed: no message says only that.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from actors.core.errors import StaleTerm
 
 
 class TermGuard:
-    """A receiver of commands keeps one guard per ruler (a job's scheduler, say).
+    """A guard protects a receiver of commands, which has one guard per leader that it obeys (a job's scheduler, say).
 
     guard = TermGuard()
-    guard.admit(message.term)      # raises StaleTerm: the asker sees Refused, a tell is dropped and counted
+    guard.admit(1)      # True: a first leader
+    guard.admit(1)      # False: the same leader again
+    guard.admit(2)      # True: its next life; what the former one has commanded is void
+    guard.admit(1)      # raises StaleTerm: the asker sees Refused, a tell is dropped and counted
     """
 
     def __init__(self) -> None:
@@ -26,7 +32,7 @@ class TermGuard:
         return term < self.ruling
 
     def admit(self, term: int) -> bool:
-        """Accept a command of ``term``; True if it begins a new reign.
+        """Accept a command of ``term``; True if it is the first of that term.
 
         Raises:
             StaleTerm: a newer term has been seen.

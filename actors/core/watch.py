@@ -1,13 +1,15 @@
-"""Death watch: one Down for each watch, however the target goes, also if it is already gone.
+"""Death watch: one Down for each watch, however the target ends, also if it is already gone.
 
     watcher ──ctx.watch(address)──▶ its system ──WATCH──▶ target's system ──DOWN──▶ watcher's mailbox
 
 Invariants
 - A watch ends with exactly one Down, or with ``unwatch`` and none.
+- A watch goes one way, as Erlang's monitors do: the watcher is told, and decides. There are no Erlang links, by which
+  one actor's crash ends another; actors that must end together have one parent (``ctx.spawn``, supervisors).
 - The Down of an actor on a living peer travels on the message lane, behind everything that the actor said there,
-  and takes its turn in the watcher's mailbox: who said goodbye first is heard first.
+  and takes its turn in the watcher's mailbox.
 - The Down of a lost link comes after all that the link delivered.
-- A Down is never refused: watches bound how many there can be.
+- A Down is never refused: the number of watches bounds how many there can be.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from transport.transport import DownReason
 
 
 class Gone(enum.StrEnum):
-    """An actor can be gone in four ways. Unreachable is not dead."""
+    """An actor can be gone in these ways. Unreachable is not dead: that alone lets nobody take over its work."""
 
     STOPPED = "stopped"
     CRASHED = "crashed"
@@ -39,7 +41,7 @@ class Down(Message):
     reason: Gone
     detail: str = ""
     permanent: bool = False
-    """True if it crashed with an error that its next life can only meet again."""
+    """Whether it crashed with an error that its next life would meet again."""
 
 
 def gone_by_link(reason: DownReason) -> Gone:
@@ -48,19 +50,19 @@ def gone_by_link(reason: DownReason) -> Gone:
 
 
 class ActorExit(msgspec.Struct, frozen=True):
-    """An exit says how an actor ended. ``reason`` is ``crashed``, ``stopped``, ``killed``, or given to ``ctx.stop``."""
+    """How an actor ended. ``reason`` is ``crashed``, ``stopped``, ``killed``, or what ``ctx.stop`` was given."""
 
     reason: str
     error: BaseException | None = None
 
     @property
     def gone(self) -> Gone:
-        """The same for those who watch."""
+        """What a watcher is told of this."""
         return Gone.CRASHED if self.error is not None else Gone.STOPPED
 
     @property
     def permanent(self) -> bool:
-        """Whether its next life could only meet the same error."""
+        """Whether its next life would meet the same error."""
         return is_permanent(self.error)
 
     @property

@@ -4,9 +4,9 @@ HeadraceError
 └── RewardError
     ├── SourceUnreadable   configuration: the data set cannot be read; names the file, row and field
     │   └── PromptRefused  the chat template or the tokenizer refuses one prompt; others may be fine
-    ├── RowChanged         the data were changed in mid-run; that sample has no result
+    ├── RowChanged         the data changed during the run; that sample has no result
     ├── ScorerBroken       the user's function raised; that sample has no result
-    │   ├── NoNumber       it returned what no sample could have as its reward
+    │   ├── NoNumber       it returned something that is not a number
     │   └── RewardRefused  no call of it could ever give a verdict; names file and line, and ends the run
     └── ScorerTimedOut     no verdict in time; that sample has no result, its process was killed
 """
@@ -31,7 +31,7 @@ class PromptRefused(SourceUnreadable):
 
 
 class RowChanged(RewardError):
-    """The row that a response answers is not what it was: an answer of another one would be compared with it."""
+    """The row has changed since its prompt was read: the response would be graded against another row's answer."""
 
 
 class ScorerBroken(RewardError):

@@ -1,13 +1,13 @@
 """Workers that were given notice: what becomes of their samples, and when.
 
-    Draining ─▶ no further work for it ─▶ policies.migrate.decide ─▶ Revoke what has not begun there
-             └─ ``hand_over_s`` before its end ─▶ policies.migrate.decide ─▶ Revoke what still runs ─▶ Leaving
+    Draining ─▶ no further work for the worker ─▶ policies.migrate.decide ─▶ Revoke samples that it has not begun
+             └─ ``hand_over_s`` before its end ─▶ policies.migrate.decide ─▶ Revoke samples that still run ─▶ Leaving
 
 Invariants
-- What runs there goes on there until shortly before the end, and its tokens enter like any others. What is taken back
-  returns as in ``balancing``: behind its last token, which its worker has said.
-- Nothing depends on it that an order arrives: the worker hands back by itself before its end, and who is gone before
-  that is lost like any other.
+- Running samples go on until shortly before the worker's end, and their tokens are entered like any others. Samples
+  that are taken back continue elsewhere after the last token that their worker has reported, as in balancing.
+- No order has to arrive: the worker hands its samples back by itself before its end, and if it dies before that, its
+  samples return like those of any lost worker.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from actors.core.message import Message, message
 from actors.fleet.scope import JobScope
 from actors.fleet.workers import Worker
 from actors.ledger.batch import SampleState
-from actors.policies import migrate
-from actors.policies.migrate import HeldSample
+from actors.policies.assigning import migrate
+from actors.policies.assigning.migrate import HeldSample
 from actors.protocol.work import Revoke
 from actors.protocol.workers import Draining
 from transport.address import ActorAddress
@@ -27,19 +27,19 @@ from transport.address import ActorAddress
 
 @message("scheduler.end_of_notice")
 class EndOfNotice(Message):
-    """The scheduler tells itself that this life of a worker is to hand over what it still runs."""
+    """The scheduler reminds itself with this that a worker's life is to hand over the samples that it still runs."""
 
     worker: ActorAddress
 
 
 class Departures:
-    """It takes samples back from workers that will leave."""
+    """The departures take samples back from workers that will leave."""
 
     def __init__(self, scope: JobScope) -> None:
         self._scope = scope
 
     def noticed(self, news: Draining) -> None:
-        """A worker says that it will be gone. If there are several notices, the one that ends first counts."""
+        """A worker says that it will leave. Of several notices, the one that ends first counts."""
         scope, now = self._scope, self._scope.ctx.now()
         if (worker := scope.speaker(news.worker)) is None:
             return
@@ -52,7 +52,7 @@ class Departures:
         self._take_back(worker, worker.leaves_s - now)
 
     def end_of_notice(self, about: EndOfNotice) -> None:
-        """Its time is over, if it is still there."""
+        """A worker's notice is nearly over: take back what it still runs, if it is still there."""
         if (worker := self._scope.workers.at(about.worker)) is not None:
             self._take_back(worker, 0.0)
 
@@ -66,7 +66,7 @@ class Departures:
             scope.record("samples_taken_back", worker=worker.name, samples=len(moves), left_s=left_s)
 
     def _held(self, worker: Worker) -> list[HeldSample]:
-        """Everything that the worker holds, by assignment."""
+        """All samples that the worker holds."""
         ledger = self._scope.ledger
         held: list[HeldSample] = []
         for step, rows in ledger.located(worker.name, ledger.in_flight(worker.name)).items():

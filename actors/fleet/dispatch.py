@@ -1,12 +1,12 @@
-"""Queued samples to workers: asks the policy, sends Assign, writes Assigned.
+"""Hands queued samples to workers: asks the policy, sends Assign, writes Assigned.
 
 ledger's queued rows ─┬▶ GroupView ─┐
 length ranking ───────┘             │
-worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ an Assign a worker
-                                                             └──▶ an Assigned a step ─▶ ledger, journal
+worker table ──────────▶ WorkerView ─┴▶ mode.mark ─▶ policies.assign.decide ──▶ an Assign per worker
+                                                                          └──▶ an Assigned per step ─▶ ledger, journal
 
-Evaluations come last: their samples get slots only while no sample of a step waits for one. An episode of theirs that
-has begun is no such sample: its later turns come first, since its time runs.
+Evaluations come last: their samples get slots only while no sample of a step waits for one. The exception is an
+episode of an evaluation that has begun: its later turns come first, since its time is running.
 """
 
 from __future__ import annotations
@@ -17,80 +17,50 @@ from collections.abc import Callable
 
 import numpy as np
 
-from actors.core.message import Message
 from actors.fleet.length_ranking import LengthRanking
-from actors.fleet.long_lanes import LongLanes
-from actors.fleet.workers import WorkerTable
+from actors.fleet.modes.mode import Mode
+from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
-from actors.ledger.journaled_ledger import JournaledLedger
-from actors.policies import assign
-from actors.policies.assign import AssignSamples
-from actors.policies.view import AssignView, GroupView, WorkerView
+from actors.policies.assigning import assign
+from actors.policies.assigning.assign import AssignSamples
+from actors.policies.assigning.view import AssignView, GroupView, WorkerView
 from actors.protocol.evaluations import is_evaluation, version_of
 from actors.protocol.marks import contexts
 from actors.protocol.work import Assign, PromptWork, SampleWork
-from configs.limits import Limits
-from transport.address import ActorAddress
 from transport.transport import SendOutcome
-
-Tell = Callable[[ActorAddress, Message], SendOutcome]
 
 _NOTHING = np.empty(0, np.int32)
 
 
 class Dispatcher:
-    """It hands out as much as credit allows each time it is asked to."""
+    """The dispatcher hands out as many samples as workers have room for, each time it is asked to."""
 
     def __init__(
-        self,
-        job: str,
-        journaled: JournaledLedger,
-        workers: WorkerTable,
-        max_staleness: int,
-        limits: Limits,
-        tell: Tell,
-        ranking: LengthRanking | None = None,
-        *,
-        one_step: bool = False,
-        lanes: LongLanes | None = None,
-        pending_max: int | None = None,
+        self, scope: JobScope, mode: Mode, ranking: LengthRanking, kept_back: Callable[[int], np.ndarray]
     ) -> None:
-        """``one_step``: no sample of a step is handed out before all of the steps before it are generated.
-
-        ``pending_max``: as in ``Worker.view``.
-        """
-        self._job = job
-        self._journaled = journaled
-        self._workers = workers
-        self._max_staleness = max_staleness
-        self._limits = limits
-        self._tell = tell
-        self._ranking = ranking or LengthRanking(job, None)
-        self._one_step = one_step
-        self._lanes = lanes or LongLanes(dedicates=False)
-        self._pending_max = pending_max
-        self.kept_back: Callable[[int], np.ndarray] = lambda _: _NOTHING
-        """Rows of a step that are queued and not to be handed out yet."""
-        self.in_parts: Callable[[int, list[GroupView]], list[GroupView]] | None = None
-        """Groups of a step with whom they are kept for, where steps are planned; groups that it leaves out wait."""
+        """``kept_back``: gives the queued rows of a step that are not to be handed out yet."""
+        self._scope, self._mode, self._ranking, self._kept_back = scope, mode, ranking, kept_back
+        self._workers, self._limits, self._max_staleness = scope.workers, scope.limits, scope.job.staleness
+        self._one_step = scope.job.sync.mode == "one_step_barrier"
+        """Whether samples of a step are handed out only when all earlier steps are generated."""
 
     def assign(self, now: float) -> int:
-        """Returns how many samples were handed out."""
+        """Hand out samples; returns how many."""
         under_way = self._evaluate(now, later_turns=True)
         return under_way + self._assign_new(now)
 
     def _assign_new(self, now: float) -> int:
-        suspects = self._journaled.ledger.workers_with_suspects()
+        suspects = self._scope.ledger.workers_with_suspects()
         workers = [
-            w.view(has_suspect=w.name in suspects, pending_max=self._pending_max)
+            w.view(has_suspect=w.name in suspects, pending_max=self._mode.pending_max)
             for w in self._workers.by_name.values()
             if w.may_get_work(now)
         ]
         if not any(w.slots > w.in_flight for w in workers):
             return 0
         newest = max(max(w.policy_version, w.pulling_version) for w in workers)
-        groups = [view for step in self._open_steps(newest) for view in self._in_lanes(step, workers)]
+        groups = [g for step in self._open_steps(newest) for g in self._mode.mark(step, self._queued(step), workers)]
         handed_out = self._assign_groups(groups, workers, now) if groups else 0
         if handed_out < sum(len(group.rows) for group in groups):
             return handed_out
@@ -103,18 +73,18 @@ class Dispatcher:
         limits = self._limits
         view = AssignView(
             workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples,
-            keeps_parts=self.in_parts is not None,
+            keeps_parts=self._mode.keeps_parts,
         )  # fmt: skip
         return self._hand_out_all(assign.decide(view, now), now)
 
     def _evaluate(self, now: float, *, later_turns: bool = False) -> int:
-        """Hand out samples of evaluations to the slots that training has left; returns how many.
+        """Hand out samples of evaluations to slots that no training sample needs; returns how many.
 
-        ``later_turns``: only those of episodes that have begun.
+        ``later_turns``: hand out only later turns of episodes that have begun.
         """
         handed_out = 0
-        for step in self._journaled.ledger.evaluations:
-            batch = self._journaled.ledger.batches[step]
+        for step in self._scope.ledger.evaluations:
+            batch = self._scope.ledger.batches[step]
             if later_turns and batch.episodes is None:
                 continue
             groups = self._queued(step)
@@ -132,11 +102,11 @@ class Dispatcher:
         return sum(self._hand_out(step, list(of_step), now) for step, of_step in itertools.groupby(decisions, _step))
 
     def overdue(self, now: float) -> dict[str, np.ndarray]:
-        """Worker → assignments that it got ahead of a version which it still has not loaded: others may be able to."""
+        """Worker → assignments that wait for a version which it has been loading for too long; others may have it."""
         late: dict[str, np.ndarray] = {}
         for worker in self._workers.by_name.values():
             if worker.pulling_version >= 0 and now - worker.pulling_since_s >= self._limits.pull_patience_s:
-                numbers = self._journaled.ledger.in_flight_from(
+                numbers = self._scope.ledger.in_flight_from(
                     worker.name, worker.policy_version + self._max_staleness + 1
                 )
                 if len(numbers):
@@ -144,42 +114,22 @@ class Dispatcher:
         return late
 
     def _open_steps(self, newest_version: int) -> list[int]:
-        """Steps that are not committed and that somebody's version is, or will be, new enough for."""
-        ledger = self._journaled.ledger
+        """Uncommitted steps for which some worker's version is new enough, or soon will be."""
+        ledger = self._scope.ledger
         last = min(ledger.issued_steps - 1, newest_version + self._max_staleness)
         steps = [step for step in range(ledger.committed_steps, last + 1) if step in ledger.batches]
         if self._one_step:
             return [step for step in steps if ledger.batches[step].generating][:1]
         return steps
 
-    def _in_lanes(self, step: int, workers: list[WorkerView]) -> list[GroupView]:
-        """What is queued of ``step``, with whom it is kept for."""
-        groups = self._queued(step)
-        if self.in_parts is not None:
-            return self.in_parts(step, groups)
-        if not groups or not self._ranking.active:
-            return groups
-        batch = self._journaled.ledger.batches[step]
-        past, begun = tuple(self._ranking.past), bool(batch.attempts.any())
-        return self._lanes.mark(step, groups, workers, batch.prompt_tokens, past, self._held, begun=begun)
-
-    def _held(self) -> dict[str, tuple[int, ...]]:
-        """Worker → what is left, as predicted, of each sample that it holds."""
-        ledger, held = self._journaled.ledger, dict[str, tuple[int, ...]]()
-        for name in self._workers.by_name:
-            rows = ledger.located(name, ledger.in_flight(name))
-            parts = [self._ranking.left(ledger.batches[step], of_step) for step, of_step in rows.items()]
-            held[name] = tuple(np.concatenate(parts).tolist()) if parts else ()
-        return held
-
     def _with_probes(self, groups: list[GroupView], room: int) -> list[GroupView]:
-        """Groups that nobody has begun, in two: those that go before everybody else, and the rest.
+        """Split each group that has not begun in two: a few samples that go first, to probe its length, and the rest.
 
-        No more of them than there is room for their first ones: what stands behind those is not handed out now.
+        Only as many groups are split as there is room for probes: the others are not handed out now anyway.
         """
         n, parts = self._ranking.probes, list[GroupView]()
         for group in groups:
-            whole = self._journaled.ledger.batches[group.step].group_size
+            whole = self._scope.ledger.batches[group.step].group_size
             if room <= 0 or len(group.rows) < whole or whole <= n or group.moved:
                 parts.append(group)
             else:
@@ -188,9 +138,9 @@ class Dispatcher:
         return parts
 
     def _queued(self, step: int) -> list[GroupView]:
-        batch = self._journaled.ledger.batches[step]
+        batch = self._scope.ledger.batches[step]
         rows = np.nonzero(batch.state == SampleState.QUEUED)[0].astype(np.int32)
-        if len(kept := self.kept_back(step)):
+        if len(kept := self._kept_back(step)):
             rows = np.setdiff1d(rows, kept)
         if not len(rows):
             return []
@@ -199,7 +149,7 @@ class Dispatcher:
         bounds = [0, *(np.nonzero(np.diff(together))[0] + 1).tolist(), len(rows)]
         parts = [rows[start:end] for start, end in itertools.pairwise(bounds)]  # np.split takes ten times as long
         moved = batch.attempts[rows] > 0
-        if batch.episodes is not None:  # a later turn has tokens of some version, and what is begun goes first
+        if batch.episodes is not None:  # a later turn has tokens of some version, and goes first
             moved |= batch.turns[rows] > 1
         with_moved = set(index[moved].tolist()) if moved.any() else set[int]()
         crashed = batch.crashes[rows] > 0
@@ -220,14 +170,14 @@ class Dispatcher:
         ]
 
     def _last_worker(self, batch: StepBatch, rows: np.ndarray) -> str:
-        """The worker that has just said the turn before this one: most of the context is in its prefix cache."""
+        """The worker that generated the turn before this one, whose prefix cache holds most of the context."""
         if batch.episodes is None or batch.turns[rows[0]] <= 1:
             return ""
-        return self._journaled.ledger.last_worker(batch.step, int(rows[0]))
+        return self._scope.ledger.last_worker(batch.step, int(rows[0]))
 
     def _hand_out(self, step: int, decisions: list[AssignSamples], now: float) -> int:
-        """Send, then write: what could not be sent was never assigned. One event for all: the ledger looks once."""
-        ledger, batch = self._journaled.ledger, self._journaled.ledger.batches[step]
+        """Send first, then write one event for all that was sent: what could not be sent was never assigned."""
+        ledger, batch = self._scope.ledger, self._scope.ledger.batches[step]
         first = ledger.next_assignment
         sent: list[AssignSamples] = []
         handed_out = 0
@@ -240,7 +190,7 @@ class Dispatcher:
         rows = np.concatenate([decision.rows for decision in sent])
         counts = np.array([len(decision.rows) for decision in sent], np.int32)
         self._ranking.note(batch, rows)
-        self._journaled.apply(ev.Assigned(step, first, [decision.worker for decision in sent], counts, rows))
+        self._scope.ledger_writer.apply(ev.Assigned(step, first, [decision.worker for decision in sent], counts, rows))
         return handed_out
 
     def _oldest_version(self, step: int) -> int:
@@ -248,16 +198,16 @@ class Dispatcher:
         return version_of(step) if is_evaluation(step) else max(step - self._max_staleness, 0)
 
     def _send(self, decision: AssignSamples, batch: StepBatch, first: int, now: float) -> bool:
-        """Its rows to its worker, numbered from ``first`` on."""
+        """Send the rows of ``decision`` to its worker, as assignments from ``first`` on; False if it was not queued."""
         worker = self._workers.by_name[decision.worker]
         message = Assign(
-            job=self._job,
-            term=self._journaled.ledger.term,
+            job=self._scope.name,
+            term=self._scope.ledger.term,
             min_policy_version=self._oldest_version(batch.step),
             sampling=batch.sampling,
             work=work_of(batch, decision.rows, first),
         )
-        if self._tell(worker.address, message) is not SendOutcome.QUEUED:
+        if self._scope.tell(worker.address, message) is not SendOutcome.QUEUED:
             worker.rest(now, self._limits.backoff_first_s, self._limits.backoff_max_s)
             return False
         if not worker.in_flight:
@@ -271,7 +221,7 @@ def _step(decision: AssignSamples) -> int:
 
 
 def work_of(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
-    """Rows as work, siblings under their prompt; ``rows[i]`` has assignment ``first + i``."""
+    """The rows as work for a worker, siblings under their prompt; ``rows[i]`` has assignment ``first + i``."""
     if batch.episodes is not None:
         return [_turn(batch, row, number) for number, row in enumerate(rows.tolist(), first)]
     work: dict[int, PromptWork] = {}
@@ -287,7 +237,7 @@ def work_of(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
 
 
 def _turn(batch: StepBatch, row: int, assignment: int) -> PromptWork:
-    """A turn of an episode, in its present context."""
+    """The next turn of an episode, as work in its present context."""
     index, sibling = divmod(row, batch.group_size)
     tokens, now = batch.held(row), contexts(batch.marks(row))[-1]
     sample = SampleWork(assignment, sibling, tokens[now.first :], first=now.first, limit=int(batch.limit[row]))

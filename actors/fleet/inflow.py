@@ -1,20 +1,22 @@
-"""Tokens from workers into the ledger: all reports that wait, as one event.
+"""Enters the tokens that workers report into the ledger: all waiting reports become one event.
 
-    mailbox ─▶ reports ─▶ of this reign, and of living workers ─▶ joined, columns end to end ─▶ ledger and journal
-                            └─ stale: ignored                        └─ unreadable: its worker is stopped
+    mailbox ─▶ reports ─▶ of this term, and of living workers ─▶ joined, columns end to end ─▶ ledger and journal
+                            └─ stale: ignored                        └─ unsound: its worker's samples are taken back
 
 Invariants
 - A report of another life of its worker, or of an older term, never enters.
-- A report that cannot be read keeps no other one from entering.
-- One turn of the loop enters few tokens, however many the reports hold that wait: the head has others to hear.
-- A worker is told what has been taken of what it asked about; until then it says little more (``outbox.py``).
-- What the ledger does not take is stopped at its worker: it would go on generating for nobody.
+- A report that cannot be read, or that no sound engine can have made (``ledger/report_check.py``), never enters, and
+  keeps no other one from entering. Its worker's samples go elsewhere; with ``unsound_reports_max`` of them in one life
+  the worker loses its lease.
+- One turn of the loop enters few tokens, however many are waiting, since the head has other messages to handle.
+- A worker that asks is told up to which report all has been taken; until then it sends little more (``outbox.py``).
+- A sample whose tokens the ledger refuses is stopped at its worker, which would generate it in vain.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import cast
 
@@ -25,41 +27,46 @@ from actors.fleet.returns import Returns
 from actors.fleet.scope import JobScope
 from actors.fleet.workers import Worker
 from actors.ledger import events as ev
-from actors.ledger.errors import IllegalTransition
-from actors.policies.latency_table import step_shapes
-from actors.protocol.tokens import ROW, TOKEN, TokenReport
+from actors.ledger.errors import IllegalTransition, Nonsense
+from actors.ledger.report_check import ReportCheck
+from actors.policies.assigning.latency_table import step_shapes
+from actors.protocol.failures import FailureKind
+from actors.protocol.tokens import ROW, TOKEN, TokenReport, joined_routes
 from actors.protocol.work import ReportsTaken
 
 
 class Inflow:
-    """It brings the tokens that workers send into the ledger."""
+    """The inflow enters the tokens that workers send into the ledger."""
 
-    def __init__(self, scope: JobScope, returns: Returns) -> None:
-        self._scope = scope
-        self._returns = returns
+    def __init__(
+        self, scope: JobScope, returns: Returns, check: ReportCheck, dismiss: Callable[[Worker, str], None]
+    ) -> None:
+        """``dismiss``: takes a worker's lease for good."""
+        self._scope, self._returns = scope, returns
+        self._check, self._dismiss = check, dismiss
 
-    async def take_in_turns(self, batch: Sequence[Delivery]) -> None:
-        """TokenReports in the order in which they came; others are heard between two turns."""
-        for number, turn in enumerate(self.turns(batch)):
+    async def take_in_portions(self, batch: Sequence[Delivery]) -> None:
+        """Take TokenReports in the order in which they came, handling other messages between two portions."""
+        for number, portion in enumerate(self.portions(batch)):
             if number:
                 await asyncio.sleep(0)
-            await self._scope.journaled.journal.room()
-            self.take(turn)
+            await self._scope.ledger_writer.journal.room()
+            self.take(portion)
 
-    def turns(self, batch: Sequence[Delivery]) -> Iterator[list[Delivery]]:
-        """``batch`` in order, cut so that each part but for its last report holds fewer than ``entry_tokens``."""
-        turn, tokens = list[Delivery](), 0
+    def portions(self, batch: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+        """Cut ``batch`` into portions, each of which ends with the report that makes it reach ``entry_tokens``."""
+        portion, tokens = list[Delivery](), 0
         for delivery in batch:
-            turn.append(delivery)
+            portion.append(delivery)
             tokens += cast("TokenReport", delivery.message).weight
             if tokens >= self._scope.ctx.limits.entry_tokens:
-                yield turn
-                turn, tokens = [], 0
-        if turn:
-            yield turn
+                yield portion
+                portion, tokens = [], 0
+        if portion:
+            yield portion
 
     def take(self, batch: Sequence[Delivery]) -> None:
-        """TokenReports in the order in which they came."""
+        """Take one portion of TokenReports, in the order in which they came."""
         scope = self._scope
         now, term = scope.ctx.now(), scope.ledger.term
         said: list[tuple[Worker, TokenReport]] = []
@@ -83,13 +90,15 @@ class Inflow:
         scope = self._scope
         try:
             event = joined([report for _, report in said])
-            outcome = scope.journaled.apply(event)
+            self._check.check(scope.ledger, event)
+            outcome = scope.ledger_writer.apply(event)
         except IllegalTransition as error:
             if len(said) == 1:
-                self._refuse(said[0][0], str(error))
+                self._refuse(said[0][0], error)
             else:
                 for one in said:
-                    self._enter([one])
+                    if scope.workers.by_name.get(one[0].name) is one[0]:  # else it was dismissed for the one before
+                        self._enter([one])
             return
         newest = next(reversed(scope.ledger.batches.values()), None)
         prompt_tokens = 0.0 if newest is None else newest.prompt_tokens
@@ -105,14 +114,26 @@ class Inflow:
             scope.event("assignments_broken", worker=name, samples=len(numbers))
             self._returns.revoke(scope.workers.by_name[name], numbers, "its tokens did not follow on")
 
-    def _refuse(self, worker: Worker, why: str) -> None:
-        self._scope.event("delta_refused", worker=worker.name, why=why)
-        numbers = self._scope.ledger.in_flight(worker.name)
-        self._returns.revoke(worker, numbers, "its report could not be read")
+    def _refuse(self, worker: Worker, error: IllegalTransition) -> None:
+        """Take back what the worker holds. Samples that may be the cause are counted as failed, and dropped in time."""
+        scope, why = self._scope, str(error)
+        scope.event("delta_refused", worker=worker.name, why=why)
+        scope.trouble("unsound_report", f"a report of {worker.name} on {worker.node} is refused: {why}")
+        numbers = scope.ledger.in_flight(worker.name)
+        blamed = np.intersect1d(numbers, error.samples) if isinstance(error, Nonsense) else numbers[:0]
+        suspects = scope.ledger.located(worker.name, blamed).items()
+        if not suspects or not all(scope.ledger.batches[step].failures[rows].all() for step, rows in suspects):
+            worker.unsound_reports += 1  # else these samples have failed before: they are the cause, and not the worker
+        worker.rest(scope.ctx.now(), scope.limits.backoff_first_s, scope.limits.backoff_max_s)  # others try them first
+        self._returns.revoke(worker, blamed, f"{FailureKind.DATA}: {why}", blame=True)
+        if worker.unsound_reports < scope.limits.unsound_reports_max:
+            self._returns.revoke(worker, np.setdiff1d(numbers, blamed), "its report could not be read")
+        else:
+            self._dismiss(worker, f"it has made {worker.unsound_reports} reports that no sound engine makes")
 
 
 def joined(reports: Sequence[TokenReport]) -> ev.TokensAppended:
-    """One event of many reports, each of which has rows.
+    """Make one event of many reports, each of which has rows.
 
     Raises:
         IllegalTransition: the bytes of one of them are not what they should be.
@@ -124,10 +145,18 @@ def joined(reports: Sequence[TokenReport]) -> ev.TokensAppended:
     rows, tokens = np.frombuffer(b"".join(row_bytes), ROW), np.frombuffer(b"".join(token_bytes), TOKEN)
     counts, starts = rows["count"].copy(), [0, *accumulate(row_counts[:-1])]
     if np.add.reduceat(counts, starts).tolist() != token_counts:
-        raise IllegalTransition("the rows of a report do not count its tokens")
+        raise IllegalTransition("the counts in the rows of a report do not add up to its number of tokens")
+    try:
+        versions = np.array([report.policy_version for report in reports], np.int32)
+    except OverflowError as error:
+        raise IllegalTransition(f"a report has a version that is none: {error}") from error
+    try:
+        routes = joined_routes([report.routes for report in reports], token_counts)
+    except ValueError as error:
+        raise IllegalTransition(f"a report has routes that do not fit its tokens: {error}") from error
     return ev.TokensAppended(
         workers=[report.worker for report in reports],
-        versions=np.array([report.policy_version for report in reports], np.int32),
+        versions=versions,
         row_counts=np.array(row_counts, np.int32),
         assignments=rows["assignment"].copy(),
         offsets=rows["offset"].copy(),
@@ -135,10 +164,11 @@ def joined(reports: Sequence[TokenReport]) -> ev.TokensAppended:
         finished=rows["finished"].copy(),
         tokens=tokens["id"].copy(),
         logprobs=tokens["logprob"].copy(),
+        routes=routes,
     )
 
 
 def _whole(parts: list[bytes], size: int) -> list[int] | None:
-    """How many records of that size each part has; None if one has a part of a record."""
+    """How many records of ``size`` bytes each part has; None if the bytes are no whole records."""
     counts = [len(part) // size for part in parts]
     return counts if sum(counts) * size == sum(map(len, parts)) else None

@@ -1,14 +1,14 @@
-"""The scheduler's side of length ranking: whom the predictor is told of, and how right it was.
+"""The scheduler's side of length ranking: what the predictor learns from, and how right it was.
 
     batch issued ──▶ keys of its prompts ──▶ (learned) ScorePrompts ──▶ ranker
     dispatch     ──▶ ``expected`` of what is queued ──▶ longest first
     handed out   ──▶ what was expected then is noted
     committed    ──▶ predictor and ranker observe; the notes against the lengths are the step's recall, and the past
-                     by which ``long_lanes`` dedicates workers
+                     from which ``long_lanes`` decides how many workers to dedicate
 
 Invariants
-- All of it can be lost: a restarted head rebuilds what the journal still holds and goes on with medians for the rest.
-- Recall is of the prediction with which a sample was first handed out: what came later has ordered nothing.
+- All of it may be lost: a restarted head learns again from what the journal still holds, and uses medians otherwise.
+- Recall measures the predictions with which samples were first handed out, since later ones have ordered nothing.
 """
 
 from __future__ import annotations
@@ -19,24 +19,31 @@ import numpy as np
 
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
-from actors.policies.dispatch_long import Past
-from actors.policies.length_history import ALPHA, LengthHistory
-from actors.policies.length_learned import LearnedLengths
-from actors.policies.length_predictor import LengthPredictor, PromptsView, mean_lengths, prompt_keys
-from actors.policies.length_recall import recall_of_longest
-from actors.policies.length_siblings import LengthOfSiblings
+from actors.policies.assigning.dispatch_long import Past
+from actors.policies.lengths.length_predictor import (
+    ALPHA,
+    LearnedLengths,
+    LengthHistory,
+    LengthOfSiblings,
+    LengthPredictor,
+    PromptsView,
+    mean_lengths,
+    prompt_keys,
+    recall_of_longest,
+)
 from actors.protocol.evaluations import is_evaluation
 from actors.protocol.lengths import LengthScores, ObserveLengths, ScorePrompts
 from configs.limits import Limits
 
 FRACTIONS = {"length_recall_20": 0.20, "length_recall_10": 0.10, "length_recall_5": 0.05}
-"""Metric → part of the samples that counts as longest (StreamRL Table 4)."""
+"""Metric → fraction of the samples that counts as the longest (StreamRL Table 4)."""
 
 
 def make_predictor(kind: str, limits: Limits, *, newest_epoch_only: bool = False) -> LengthPredictor | None:
     """The predictor that ``rollout.length_ranking`` names; None for ``none``.
 
-    ``newest_epoch_only``: history is that of the newest epoch alone, which plans need more than a steady order.
+    ``newest_epoch_only``: the history holds only the newest training epoch. A plan needs lengths that are up to date
+    more than an order of prompts that is steady.
     """
     match kind:
         case "none":
@@ -52,11 +59,11 @@ def make_predictor(kind: str, limits: Limits, *, newest_epoch_only: bool = False
 
 
 REMEMBERED = 3
-"""Steps whose lengths are kept beside what was expected of them: one alone is too much chance."""
+"""Steps whose predicted and actual lengths are kept, since a single step tells too little."""
 
 
 class LengthRanking:
-    """It ranks the prompts of one job. Without a predictor every answer is empty, and nothing is kept."""
+    """The ranking orders one job's prompts by length. Without a predictor its answers are empty; it keeps nothing."""
 
     def __init__(self, job: str, predictor: LengthPredictor | None) -> None:
         self._job = job
@@ -64,11 +71,11 @@ class LengthRanking:
         self._keys: dict[int, np.ndarray] = {}
         self._noted: dict[int, np.ndarray] = {}
         self.past: deque[Past] = deque(maxlen=REMEMBERED)
-        """The newest committed steps."""
+        """Predicted and actual lengths of the newest committed steps."""
 
     @property
     def active(self) -> bool:
-        """There is a predictor."""
+        """Whether there is a predictor."""
         return self._predictor is not None
 
     @property
@@ -76,7 +83,7 @@ class LengthRanking:
         return self._predictor.probes if self._predictor is not None else 0
 
     def restore(self, ledger: Ledger) -> None:
-        """Observe what a former life of the head has committed, as far as the journal still holds it."""
+        """Learn from steps that a former life of the head has committed, as far as the journal still holds them."""
         for step in sorted(ledger.batches):
             if ledger.batches[step].committed:
                 self.committed(ledger.batches[step])
@@ -84,15 +91,16 @@ class LengthRanking:
     # ------------------------------------------------------------ what is expected
 
     def expected(self, batch: StepBatch, indices: np.ndarray) -> np.ndarray:
-        """float64[n] expected tokens of a sample of each of these prompts of ``batch``; NaN where nothing is known."""
-        if self._predictor is None or is_evaluation(batch.step):  # which nobody learns from
+        """float64[n] tokens expected of a sample of each of the prompts ``indices``; NaN where nothing is known."""
+        if self._predictor is None or is_evaluation(batch.step):  # nothing is learned from those
             return np.full(len(indices), np.nan)
         return self._predictor.expected(self._view(batch, indices))
 
     def left(self, batch: StepBatch, rows: np.ndarray) -> np.ndarray:
         """int64[n] tokens that samples which have begun probably still need.
 
-        One that has outlived its prediction, or has none, is taken to need as many again, as in a heavy tail.
+        A sample that is longer than predicted, or has no prediction, is taken to need as many tokens again as it has,
+        as in a heavy-tailed distribution.
         """
         has = batch.length[rows].astype(np.float64)
         left = np.nan_to_num(self.expected(batch, rows // batch.group_size)) - has
@@ -100,7 +108,7 @@ class LengthRanking:
         return np.clip(np.where(left > 0, left, has), 1.0, most).astype(np.int64)
 
     def note(self, batch: StepBatch, rows: np.ndarray) -> None:
-        """``rows`` are being handed out: keep what is expected of those that have not been handed out before."""
+        """``rows`` are being handed out: keep the predictions for those that have not been handed out before."""
         if self._predictor is not None and not is_evaluation(batch.step):
             noted = self._noted.setdefault(batch.step, np.full(len(batch), np.nan))
             fresh = rows[batch.attempts[rows] == 0]
@@ -108,7 +116,7 @@ class LengthRanking:
 
     def _view(self, batch: StepBatch, indices: np.ndarray) -> PromptsView:
         shape = (-1, batch.group_size)
-        states = batch.state.reshape(shape)[indices]  # before anything is computed: few are asked about, of very many
+        states = batch.state.reshape(shape)[indices]  # select first, since few of very many prompts are asked about
         finished = (states >= SampleState.FINISHED) & (states != SampleState.DROPPED)
         keys = self._keys.get(batch.step)
         if keys is None:
@@ -120,7 +128,7 @@ class LengthRanking:
     # ------------------------------------------------------------ what came of it
 
     def committed(self, batch: StepBatch) -> dict[str, float]:
-        """Learn from a committed batch, forget its notes; the step's metrics."""
+        """Learn from a committed batch, and forget its notes; returns the step's metrics."""
         if self._predictor is None:
             return {}
         self._predictor.observe(self._whole(batch))
@@ -146,19 +154,19 @@ class LengthRanking:
     # ------------------------------------------------------------ the ranker
 
     def scored(self, news: LengthScores) -> None:
-        """Scores have come; a predictor of another kind has no use for them."""
+        """Pass scores from the ranker to a learned predictor; others ignore them."""
         if isinstance(self._predictor, LearnedLengths):
             self._predictor.learn(news.keys, news.scores)
 
     def question(self, batch: StepBatch) -> ScorePrompts | None:
-        """What the ranker is asked when ``batch`` is issued; None if there is no ranker."""
+        """The question to the ranker when ``batch`` is issued; None if no learned predictor is used."""
         if not isinstance(self._predictor, LearnedLengths):
             return None
         keys, lengths, ids = self._prompts(batch)
         return ScorePrompts(job=self._job, step=batch.step, keys=keys, prompt_lengths=lengths, prompt_ids=ids)
 
     def lesson(self, batch: StepBatch) -> ObserveLengths | None:
-        """What the ranker learns from a committed batch."""
+        """The message from which the ranker learns about a committed batch; None if no learned predictor is used."""
         if not isinstance(self._predictor, LearnedLengths):
             return None
         means = mean_lengths(self._whole(batch))

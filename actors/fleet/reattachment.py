@@ -1,15 +1,16 @@
-"""Workers that go on while the head is gone, and are taken up again by the next one where they are.
+"""Workers that go on while the head is gone, and keep their samples when the next head is there.
 
-    Opened ─▶ what was with workers is queued, and kept back for its former holder
-              ├─ it registers and still has it ─▶ Assigned to it again, under a number of this term
-              ├─ it registers without it, or as another life ─┐
-              └─ ``reattach_s`` pass ─────────────────────────┴▶ handed out, from the tokens that the ledger has
+    Opened ─▶ samples that workers held are queued, and kept back for their former holders
+              ├─ it registers and still has the sample ──────────────▶ Assigned to it again, with a number of this term
+              ├─ it registers without the sample, or as another life ─┐
+              └─ ``reattach_s`` pass ─────────────────────────────────┴▶ handed out, from the tokens that the ledger has
 
 Invariants
-- The ledger knows of no continuation: a sample that is taken up is assigned like any other, and its worker's tokens
-  enter like any others, only where the sample ends. What does not follow on is refused, and the sample goes elsewhere.
-- Who claims a number is who was given it: the ledger has it with that worker, and nobody has had the sample since.
-- A worker is taken up with what it serves: no sample goes on with a version that it may not have.
+- The ledger does not know continuations: a sample that its worker keeps is assigned like any other, and its tokens are
+  entered like any others, where the sample ends. Tokens that do not follow are refused, and the sample goes elsewhere.
+- A worker can only claim assignments that it was given: the ledger has them with that worker, and no other has had the
+  sample since.
+- A worker keeps only samples for which the version that it serves is new enough.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ import numpy as np
 from actors.core.message import Message, message
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState
-from actors.ledger.journaled_ledger import JournaledLedger
+from actors.ledger.ledger_writer import LedgerWriter
 from actors.protocol.workers import RegisterWorker
 
 
 @message("scheduler.end_of_grace")
 class EndOfGrace(Message):
-    """The scheduler tells itself that workers which went on without a scheduler have had the time to come back."""
+    """The scheduler reminds itself with this that the time for workers of a former life to come back is over."""
 
 
 @dataclass(slots=True)
 class TakenUp:
-    """These are columns of ``Registered``: former numbers, new numbers, and the tokens that the ledger has."""
+    """The samples that a worker keeps, as columns of ``Registered``: former and new numbers, tokens in the ledger."""
 
     former: list[int] = field(default_factory=list[int])
     numbers: list[int] = field(default_factory=list[int])
@@ -40,31 +41,31 @@ class TakenUp:
 
 
 class Reattachment:
-    """It waits for the workers of a former life of the scheduler. Made after ``Opened``."""
+    """A ``Reattachment`` awaits the workers of the scheduler's former life. It is made after ``Opened``."""
 
-    def __init__(self, journaled: JournaledLedger, max_staleness: int) -> None:
-        self._journaled = journaled
+    def __init__(self, ledger_writer: LedgerWriter, max_staleness: int) -> None:
+        self._ledger_writer = ledger_writer
         self._max_staleness = max_staleness
-        self._awaited: set[str] = set(journaled.ledger.former_holders())
+        self._awaited: set[str] = set(ledger_writer.ledger.former_holders())
 
     @property
     def awaited(self) -> set[str]:
-        """Workers that may still come with what they had."""
+        """Workers that may still come back with their samples."""
         return self._awaited
 
     def release(self, worker: str | None = None) -> bool:
-        """Wait no longer for ``worker``, or for anybody; False if nobody was awaited."""
+        """Stop waiting for ``worker``, or for all if None; False if no worker was awaited."""
         had = bool(self._awaited)
         self._awaited = self._awaited - {worker} if worker is not None else set()
         return had
 
     def kept_back(self, step: int) -> np.ndarray:
         """int32[n] rows of ``step`` that are not to be handed out yet."""
-        return self._journaled.ledger.formerly_with(self._awaited, step) if self._awaited else np.empty(0, np.int32)
+        return self._ledger_writer.ledger.formerly_with(self._awaited, step) if self._awaited else np.empty(0, np.int32)
 
     def take_up(self, offer: RegisterWorker) -> TakenUp:
-        """Assign to a worker what it claims and may go on with."""
-        taken, name, ledger = TakenUp(), offer.worker.name, self._journaled.ledger
+        """Assign to a worker the samples that it claims and may go on with."""
+        taken, name, ledger = TakenUp(), offer.worker.name, self._ledger_writer.ledger
         for step in sorted(ledger.batches):
             if step - self._max_staleness > offer.policy_version:
                 break
@@ -76,7 +77,7 @@ class Reattachment:
                 continue
             assert (batch.state[rows] == SampleState.QUEUED).all(), "nobody has had them since"
             first, former = ledger.next_assignment, batch.former[rows].tolist()
-            self._journaled.apply(ev.Assigned.to_one(name, step, first, rows, again=True))
+            self._ledger_writer.apply(ev.Assigned.to_one(name, step, first, rows, again=True))
             taken.former += former
             taken.numbers += range(first, first + len(rows))
             taken.lengths += batch.length[rows].tolist()

@@ -1,15 +1,14 @@
-"""How long a loss is felt: from the news of it to the moment when work goes on.
+"""Measures how long a loss holds up the job: from the news of it to the moment when work goes on.
 
     a worker is lost    ─▶ its samples are queued ─▶ the last of them is with another worker    reassign_s
-    the trainer is lost ─▶ its next life ─▶ the next step that nobody has committed before      trainer_to_progress_s
+    the trainer is lost ─▶ its next life ─▶ the next step that was not committed before         trainer_to_progress_s
     the head is lost    ─▶ the next scheduler opens ─▶ the next such step                       head_to_progress_s
 
 Invariants
-- It only looks on: nothing that the scheduler does depends on it.
-- Times are of the scheduler's clock, so they begin with the news. What came before, the time that nobody knew, is
-  ``detect_s`` of a worker: from its last word to the news. That is an upper bound, since between two engine steps a
-  worker that is well has nothing to say either.
-- A loss that cost nothing (an idle worker, a trainer after the last step) is no recovery and leaves no time behind.
+- These are only measurements: nothing that the scheduler does depends on them.
+- Times are of the scheduler's clock, so they begin with the news. The time before that is a worker's ``detect_s``, from
+  its last message to the news of its loss. That is an upper bound, since a healthy worker is silent at times, too.
+- A loss that cost nothing (an idle worker, a trainer after the last step) is no recovery, and is not recorded.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A loss is made good; this is what an event tells of it."""
+    """A loss has been made good, with these fields for an event."""
 
     part: str
     """Name of the worker, or ``trainer`` or ``head``."""
     after_s: float
     samples: int = 0
-    """Samples that had to move."""
+    """Number of samples that had to move."""
 
 
 class Recoveries:
-    """It keeps the newest recovery of each kind, and the longest of those that come by the dozen."""
+    """The newest recovery of each kind is kept, and of workers also the longest."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._losses: list[_Loss] = []
         self._stopped_s: dict[str, float] = {}
-        """Times since which the job has stood still for want of the ``trainer`` or the ``head``."""
+        """``trainer`` or ``head`` → time since which the job has made no progress without it."""
         self._crashed: set[str] = set()
-        """Names whose last life ended badly; their next one is a restart."""
+        """Names of actors whose last life ended badly, so that their next one counts as a restart."""
         self._restarts = 0
         self._times: dict[str, float] = dict.fromkeys(
             ("detect_s", "detect_max_s", "reassign_s", "reassign_max_s", "trainer_to_progress_s", "head_to_progress_s"),
@@ -60,7 +59,7 @@ class Recoveries:
         )
 
     def lost_worker(self, worker: str, queued: dict[int, np.ndarray], *, silent_s: float, now: float) -> None:
-        """``queued``: step → rows that it leaves to others."""
+        """A worker is lost. ``queued``: step → rows for other workers. ``silent_s``: seconds since its last message."""
         samples = sum(len(rows) for rows in queued.values())
         if samples:
             self._losses.append(_Loss(worker, now, samples, dict(queued)))
@@ -71,7 +70,7 @@ class Recoveries:
         self._stopped_s.setdefault(part, now)
 
     def assigned(self, now: float) -> list[Recovered]:
-        """Something has been handed out: the losses that are made good by it."""
+        """Samples have been handed out; returns the losses that are made good by that."""
         done: list[Recovered] = []
         for loss in list(self._losses):
             waiting = {step: self._waiting(step, rows) for step, rows in loss.rows.items()}
@@ -91,7 +90,7 @@ class Recoveries:
         self._times[f"{kind}_max_s"] = max(self._times[f"{kind}_max_s"], seconds)
 
     def committed(self, now: float) -> list[Recovered]:
-        """A step has been committed for the first time."""
+        """A step has been committed for the first time; returns the losses that are made good by that."""
         done = [Recovered(part, now - at_s) for part, at_s in self._stopped_s.items()]
         self._stopped_s.clear()
         for recovered in done:
@@ -101,11 +100,11 @@ class Recoveries:
     # ------------------------------------------------------------ restarts
 
     def mark_crashed(self, name: str) -> None:
-        """Note that the present life of that name, a worker's or a service's, has ended badly."""
+        """Note that the present life of a worker or service has ended badly."""
         self._crashed.add(name)
 
     def begins(self, name: str, *, again: bool) -> None:
-        """A life of that name begins; ``again``: another one of it was here before."""
+        """A life of the worker or service ``name`` begins; ``again``: another one was registered before it."""
         if again or name in self._crashed:
             self._crashed.discard(name)
             self._restarts += 1

@@ -4,9 +4,10 @@
     POST /v1/episodes/end   session key, {reward} or {failure} ─▶ {}
 
 Invariants
-- Whoever ends an episode has its key, and ends it once: said again, the same is answered, and nothing changes.
-- Whoever asks for an episode again with one ``Idempotency-Key`` gets the one that was begun for it: an answer that is
-  lost on its way would else leave an episode that nobody drives, until ``environment.episode_s`` are over.
+- An episode is ended with its own key, and once: a repeated end gets the same answer and changes nothing. With another
+  reward it is refused as a conflict, until the episode's step is trained.
+- A request that repeats an ``Idempotency-Key`` gets the episode that was begun for that key. Otherwise a lost answer
+  would leave an episode that nobody drives, until ``environment.episode_s`` are over.
 - Where environment workers drive the episodes, an agent can neither begin one nor reward itself.
 """
 
@@ -29,6 +30,7 @@ from actors.environments.prompts.sources import open_sources
 from actors.environments.scoring.examples import Examples
 from actors.gateway.errors import HttpProblem, wrong
 from actors.gateway.http import Http, as_json
+from actors.gateway.off_loop import OffLoop
 from actors.gateway.requests import EndRequest, parsed
 from actors.gateway.sessions import refuse_over
 from actors.protocol.episodes import (
@@ -39,23 +41,26 @@ from actors.protocol.episodes import (
     GetEpisode,
     LeaseEpisode,
 )
-from actors.protocol.failures import Acknowledged, Failure, FailureKind
+from actors.protocol.failures import Acknowledged, EndedBefore, Failure, FailureKind
+from actors.protocol.rewards import beyond_limit
 from configs.schema import JobConfig
 
 _ASKED_AS: Final = "Idempotency-Key"
-"""Header with a text of the agent's choice, the same whenever it repeats a question."""
+"""Header with a text of the agent's choice, the same whenever the agent repeats a request."""
 
 
 class EpisodeRoutes:
-    """It serves agents outside. ``base_url``: where they reach the model."""
+    """Serves agents outside the job. ``base_url`` gives the URL at which they reach the model."""
 
     def __init__(
-        self, ctx: Context, http: Http, job: JobConfig, hub: Callable[[], Leader], base_url: Callable[[], str]
-    ) -> None:
-        self._ctx, self._http, self._hub, self._job, self._base_url = ctx, http, hub, job, base_url
+        self, ctx: Context, http: Http, off_loop: OffLoop, job: JobConfig, scheduler: Callable[[], Leader],
+        base_url: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self._off_loop = off_loop
+        self._ctx, self._http, self._scheduler, self._job, self._base_url = ctx, http, scheduler, job, base_url
         self._examples: Examples | None = None
         self._begun: OrderedDict[str, tuple[EpisodeName, dict[str, Any]] | None] = OrderedDict()
-        """Episodes that were begun lately, with the answers, by how they were asked for; None: it is being begun."""
+        """Episode begun for each ``Idempotency-Key``, with the answer; None while the episode is being begun."""
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_post("/v1/episodes", self.begin)
@@ -63,7 +68,7 @@ class EpisodeRoutes:
         app.router.add_post("/s/{key}/v1/episodes/end", self.end)
 
     async def begin(self, request: web.Request) -> web.StreamResponse:
-        if not self._http.keys.is_admin(self._http.key(request)):
+        if not self._http.has_admin_key(request):
             raise HttpProblem(401, "not_admin", "episodes are begun with the admin key: the text of RUN/gateway.key")
         self._check_kind()
         await self._http.body(request)
@@ -109,7 +114,10 @@ class EpisodeRoutes:
     async def end(self, request: web.Request) -> web.StreamResponse:
         episode = self._http.episode(request)
         self._check_kind()
-        said = parsed(await self._http.body(request), EndRequest)
+        with self._off_loop.room(episode):
+            said = await self._off_loop.run(episode, parsed, await self._http.body(request), EndRequest)
+        if len(said.metrics) > (most := self._ctx.limits.episode_metrics):
+            raise wrong("metrics", f"{len(said.metrics)} numbers; expected at most {most} (limits.episode_metrics)")
         if (said.reward is None) == (said.failure is None):
             raise wrong(
                 "reward", "expected either reward (a number) or failure (a text: it runs again, without a result)"
@@ -117,6 +125,8 @@ class EpisodeRoutes:
         for name, value in {"reward": said.reward or 0.0, **said.metrics}.items():
             if not math.isfinite(value):
                 raise wrong(name, f"{value} is no finite number")
+        if beyond := beyond_limit([said.reward or 0.0], self._job.reward.limit):
+            raise wrong("reward", beyond)
         failure = None
         if said.failure is not None:
             text = said.failure[: self._ctx.limits.error_text_chars]
@@ -128,6 +138,8 @@ class EpisodeRoutes:
         try:
             await self._ask(ended, Acknowledged)
         except RemoteError as error:
+            if isinstance(error.raised, EndedBefore):
+                raise HttpProblem(410, "conflict", f"the episode cannot end again: {error.detail}") from error
             raise HttpProblem(
                 410, "episode_ended", f"the episode takes no end from this key: {error.detail}"
             ) from error
@@ -144,9 +156,9 @@ class EpisodeRoutes:
         return await self._ask(LeaseEpisode(job=self._job.name), EpisodeLeased)
 
     async def _ask(self, message: Any, reply: type[Any]) -> Any:
-        hub = self._hub()
+        scheduler = self._scheduler()
         try:
-            return await ask_patiently(self._ctx, lambda: hub.address, message, reply, renew=hub.find)
+            return await ask_patiently(self._ctx, lambda: scheduler.address, message, reply, renew=scheduler.find)
         except RemoteError:
             raise
         except AskError as error:

@@ -1,4 +1,4 @@
-"""The HTTP side of the gateway: who asks, what goes wrong, and signs of life while a turn runs.
+"""The HTTP side of the gateway: keys, problems, and signs of life while a turn runs.
 
     request ─▶ room for one more? ─▶ whose key? ─▶ body, bounded ─▶ route ─▶ reply
                                                                      └─ HttpProblem ─▶ {"error": …} and its status
@@ -7,10 +7,10 @@
                    so a read time-out that is shorter than the turn never strikes
 
 Invariants
-- Nothing that comes in ends the process: what is not foreseen is answered 500, and logged.
-- A reply that has begun with signs of life cannot change its status any more. If the turn fails then, the connection
-  breaks: an SDK asks again, and gets the status.
-- A reply is heard once the whole of it has been written to a connection that stood.
+- No request ends the process: an unforeseen error is answered 500, and logged.
+- A reply that has begun with signs of life cannot change its status any more. If the turn fails then, an event stream
+  ends with the error as an event. Any other reply breaks the connection: an SDK asks again, and gets the status.
+- A reply counts as heard once all of it has been written to a connection that was still open.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from actors.protocol.session_keys import BadKey, SessionKeys
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _RETRY_HEADER: Final = "x-stainless-retry-count"
-"""How OpenAI's SDKs say that they ask again."""
+"""Header in which OpenAI's SDKs count their retries."""
 _DONE: Final = b"data: [DONE]\n\n"
 
 
 class Http:
-    """It is what all routes share."""
+    """Does what all routes need: reads keys and bodies, answers problems, writes replies with signs of life."""
 
     def __init__(self, ctx: Context, keys: SessionKeys) -> None:
         self._ctx, self.keys = ctx, keys
@@ -46,7 +46,7 @@ class Http:
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer problems as problems, and take no more than there is room for."""
+        """Answer problems in OpenAI's form, and refuse more requests than there is room for."""
         if self._requests >= self._limits.gateway_requests:
             text = f"{self._requests} requests are being answered: come back later"
             return _problem(HttpProblem(503, "busy", text, retry_after_s=self._limits.gateway_busy_s))
@@ -63,7 +63,7 @@ class Http:
                 HttpProblem(error.status, "no_such_route", f"{request.method} {request.path}: {error.reason}")
             )
         except (ConnectionError, TimeoutError):
-            raise  # whoever asked has left, or does not read
+            raise  # the agent has left, or does not read
         except Exception as error:
             self._ctx.log.exception("a request could not be answered", route=_route(request))
             return _problem(HttpProblem(500, "bug", f"the gateway failed on this request: {type(error).__name__}"))
@@ -82,7 +82,7 @@ class Http:
             raise HttpProblem(400, "unreadable", text) from error
 
     def key(self, request: web.Request) -> str:
-        """The key of a request: of its path, or of a header."""
+        """The key of a request, from its path or a header."""
         if named := request.match_info.get("key"):
             return named
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
@@ -93,7 +93,7 @@ class Http:
         return key
 
     def episode(self, request: web.Request) -> EpisodeName:
-        """Whose key it is. Raises HttpProblem."""
+        """The episode whose key the request has. Raises HttpProblem if it has no such key."""
         key = self.key(request)
         if self.keys.is_admin(key):
             text = "this is the admin key: begin an episode (POST /v1/episodes), and use the key that comes with it"
@@ -103,10 +103,8 @@ class Http:
         except BadKey as error:
             raise HttpProblem(401, "invalid_key", str(error)) from error
 
-    def someone(self, request: web.Request) -> None:
-        """Whoever has a key of this run. Raises HttpProblem."""
-        if not self.keys.is_admin(self.key(request)):
-            self.episode(request)
+    def has_admin_key(self, request: web.Request) -> bool:
+        return self.keys.is_admin(self.key(request))
 
     def is_retry(self, request: web.Request) -> bool:
         count = request.headers.get(_RETRY_HEADER, "0")
@@ -193,7 +191,7 @@ _EVENTS: Final = {
 
 
 def _route(request: web.Request) -> str:
-    """The path as its route has it: without the key, which is nobody's to read in a log."""
+    """The path pattern of the request's route: without the key, which must not be in a log."""
     resource = request.match_info.route.resource
     return "" if resource is None else resource.canonical
 

@@ -1,10 +1,10 @@
-"""Replies as OpenAI's API and vLLM's have them: plain values, made of one Answer.
+"""Replies in the form of OpenAI's API and vLLM's: plain values, made of one Answer.
 
     chat completion      message, finish_reason, usage; with logprobs, token ids of prompt and answer where asked for
-    chunks of a stream   the same in pieces; a turn is whole when they leave
-    generate             token_ids, and log-probabilities under ``token_id:N``, as verifiers reads them
+    chunks of a stream   the same in pieces, sent once the turn is complete
+    generate             token_ids, and log-probabilities under ``token_id:N``, as the library verifiers reads them
 
-Each has ``weight_versions``: runs of tokens that one policy version has drawn, as ``{version, start, end}``.
+Each has ``weight_versions``: the runs of tokens drawn by one policy version, as ``{version, start, end}``.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ Json = dict[str, Any]
 
 
 def weight_versions(versions: np.ndarray) -> list[Json]:
-    """Runs of equal versions."""
+    """The runs of tokens that have one version."""
     edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
     return [{"version": int(versions[a]), "start": a, "end": b} for a, b in pairwise(edges) if b > a]
 
 
 class ReplyMaker:
-    """Makes replies of one job's model. ``created_s``: the time of day, for people."""
+    """Makes replies of one job's model. ``created_s``: the time of day, in seconds since 1970."""
 
     def __init__(self, model: str, reader: ReplyReader, vocabulary: int) -> None:
         self.model = model
         self.vocabulary = vocabulary
-        """Rows of the model's embedding."""
+        """Number of rows of the model's embedding."""
         self.token_text = reader.token_text
         self.ends = reader.ends
+        self.reads_calls = reader.reads_calls
 
     def completion(self, answer: Answer, request: ChatRequest, created_s: float) -> Json:
         choice: Json = {
@@ -53,7 +54,7 @@ class ReplyMaker:
         return body | {"weight_versions": weight_versions(answer.versions)}
 
     def chunks(self, answer: Answer, request: ChatRequest, created_s: float) -> Iterator[Json]:
-        """What a stream of server-sent events holds, in order."""
+        """The events of a stream, in order."""
         head = self._head(answer, "chat.completion.chunk", created_s)
         if request.stream_options is not None and request.stream_options.include_usage:
             head |= {"usage": None}
@@ -77,7 +78,7 @@ class ReplyMaker:
             yield head | {"choices": [], "usage": usage(answer)}
 
     def generated(self, answer: Answer, request_id: str) -> Json:
-        """As vLLM's ``/inference/v1/generate`` answers."""
+        """The reply in the form of vLLM's ``/inference/v1/generate``."""
         pairs = zip(answer.tokens.tolist(), answer.logprobs.tolist(), strict=True)
         content = [
             {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "bytes": None, "top_logprobs": []}

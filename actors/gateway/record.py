@@ -1,12 +1,12 @@
-"""An episode's row as contexts and turns: a view of what the ledger holds, kept up to date by what is answered.
+"""An episode's row as contexts and turns: a copy of what the ledger holds, kept up to date from its answers.
 
     versions  -2 -1 -1  7 7 7  -1 -1  7 8   -2 -1 -1  8 8
               └─ env ─┘ turn 0 └env┘ turn 1 └─ env ─┘ turn 2
               └──────── context 0 ────────┘ └── context 1 ─┘
 
 Invariants
-- Tokens behind the last whole turn are no part of it: whoever spoke there may ask again.
-- Nothing here is the gateway's own: it can be made anew from GetEpisode at any time.
+- Tokens behind the last whole turn are left out: the agent that asked there may ask again.
+- A record holds nothing that only the gateway knows: it can be made anew from GetEpisode at any time.
 """
 
 from __future__ import annotations
@@ -20,24 +20,19 @@ from actors.protocol.episodes import FRESH, EpisodeRecord, TurnTaken
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """It is one turn of the model: positions in the row."""
+    """Holds the positions of one turn of the model in the row."""
 
     number: int
     context: int
-    """Where its context begins in the row."""
+    """Position at which its context begins."""
     asked: int
-    """Where the environment's tokens before it begin."""
+    """Position at which the environment's tokens before it begin."""
     begin: int
     end: int
 
-    @property
-    def is_first(self) -> bool:
-        """Whether it is the first one of its context."""
-        return self.asked == self.context
-
 
 class Record:
-    """Holds one episode as far as it is known here."""
+    """Holds the tokens, turns and budgets of one episode, as far as the gateway knows them."""
 
     def __init__(self, found: EpisodeRecord) -> None:
         self.context = found.context
@@ -46,15 +41,14 @@ class Record:
         self._cut(self.turns[-1].end if self.turns else 0)
         self.model_tokens_left, self.turns_left = found.model_tokens_left, found.turns_left
         self.left_s = found.left_s
-        """Seconds that the episode had when this was told."""
+        """Seconds that the episode had left when the ledger answered."""
 
     @property
     def length(self) -> int:
-        """Where the row ends."""
         return len(self.tokens)
 
     def cut(self, length: int) -> None:
-        """Everything from ``length`` on is gone; so many tokens the model may say anew."""
+        """Drop everything from ``length`` on; the model's tokens there return to its budget."""
         self.model_tokens_left += int(np.count_nonzero(self.versions[length:] >= 0))
         self._cut(length)
         self.turns = turns_of(self.versions)
@@ -63,7 +57,7 @@ class Record:
         self.tokens, self.logprobs, self.versions = self.tokens[:length], self.logprobs[:length], self.versions[:length]
 
     def add(self, asked: int, spoken: np.ndarray, said: TurnTaken, *, fresh: bool) -> Turn:
-        """Append what the environment has spoken and the turn that followed."""
+        """Append what the environment said, and the model's turn that followed."""
         marks = np.full(len(spoken), -1, np.int32)
         if fresh:
             marks[0] = FRESH
@@ -80,12 +74,12 @@ class Record:
         return self.tokens[turn.begin : turn.end]
 
     def prompt(self, turn: Turn) -> np.ndarray:
-        """int32[n] all that stood before ``turn`` in its context."""
+        """int32[n] all tokens before ``turn`` in its context."""
         return self.tokens[turn.context : turn.begin]
 
 
 def turns_of(versions: np.ndarray) -> list[Turn]:
-    """The turns of a row, from its marks alone."""
+    """The turns of a row, by the version of each token."""
     model = np.concatenate([[False], versions >= 0, [False]])
     begins, ends = np.flatnonzero(~model[:-1] & model[1:]), np.flatnonzero(model[:-1] & ~model[1:])
     contexts = np.flatnonzero(versions == FRESH)

@@ -1,4 +1,4 @@
-r"""Messages to tokens: whole by the chat template, or only what is new behind what the model has said.
+r"""Messages to tokens: a whole chat by the chat template, or only the new messages behind the model's last turn.
 
     render   template(messages, generation prompt) ─▶ text ─▶ ids               where a context begins
     bridge   template(… assistant: SENTINEL, new messages, generation prompt)   behind a turn
@@ -6,11 +6,12 @@ r"""Messages to tokens: whole by the chat template, or only what is new behind w
              the same without the new messages must write the same up to here       the model has said itself
 
 Invariants
-- What was sampled is never rendered again: with a BPE its text is other tokens than those that the model drew.
+- What was sampled is never rendered again: a BPE tokenizer may turn its text into other tokens than the model drew.
 - A bridge is made only where the template keeps what stands before it. If it rewrites history (drops old thinking at a
   new question, moves the tools), there is none, and a fresh context begins with the whole rendering.
 - A turn that ended without an end token (its length, a stop text) is closed as the template closes turns.
-- Both are functions of the messages: asked again, they give the same tokens. ``walk.py`` stands on it.
+- Both are functions of the messages: asked again, they give the same tokens. ``walk.py`` relies on this.
+- A text is tokenized only if it may fit the context: no token has more characters than the longest of the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import Any, Final, cast
 
 import xxhash
 
-from actors.gateway.errors import wrong
-from actors.gateway.remembered import Remembered
+from actors.gateway.bounded_cache import BoundedCache
+from actors.gateway.errors import too_long, wrong
+from actors.gateway.tool_calls import CLOSE_CALL, OPEN_CALL
 
 Message = dict[str, Any]
 _SENTINEL: Final = "xHRx0turn0xRHx"
@@ -40,7 +42,7 @@ def _digest(before: bytes, value: object) -> bytes:
 
 @dataclass(frozen=True)
 class Chat:
-    """It is a conversation as a request has it, in the form that templates take."""
+    """Holds the conversation of a request, in the form that templates take."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -49,16 +51,16 @@ class Chat:
 
     @cached_property
     def said(self) -> list[int]:
-        """Places of the assistant's messages."""
+        """Indices of the assistant's messages."""
         return [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     def digest(self, count: int, *further: object) -> bytes:
-        """It tells the first ``count`` messages, and how they are rendered, apart from all others."""
+        """Key that tells the first ``count`` messages, and how they are rendered, apart from all others."""
         return self._digests[count] + repr(further).encode()
 
     @cached_property
     def _digests(self) -> list[bytes]:
-        """Each is that of so many messages, from none on."""
+        """Digest of the first n messages, for each n from 0 on."""
         found = [_digest(b"", [self.tools, self.arguments])]
         for message in self.messages:
             found.append(_digest(found[-1], message))
@@ -67,26 +69,40 @@ class Chat:
 
 class ChatTemplate:
     """Renders chats for one model. ``defaults``: arguments that the job gives the template; ``kept``: renderings that
-    are remembered, of ``most`` tokens together.
+    are remembered, of ``most`` tokens together; ``positions``: most tokens of a context.
     """
 
-    def __init__(self, tokenizer: Any, defaults: dict[str, Any], kept: int, most: int) -> None:
+    def __init__(self, tokenizer: Any, defaults: dict[str, Any], kept: int, most: int, positions: int) -> None:
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._known = Remembered[list[int] | None](kept, most, lambda ids: len(ids or ()))
+        self._positions = positions
+        self._most_characters = positions * max(map(len, tokenizer.get_vocab()), default=1)
+        self._known = BoundedCache[list[int] | None](kept, most, lambda ids: len(ids or ()))
 
     @property
     def is_there(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
-    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+    def refuse_too_long(self, chat: Chat) -> None:
+        """Raise HttpProblem for messages that cannot fit the context; it takes no time to see that."""
+        if len(chat.messages) > self._positions:
+            raise too_long("messages", f"{len(chat.messages)} messages", self._positions)
+        self._refuse_characters(sum(len(message["content"]) for message in chat.messages), "messages")
+
+    def _refuse_characters(self, characters: int, param: str) -> None:
+        if characters > self._most_characters:
+            raise too_long(param, f"{characters} characters", self._positions)
+
+    def encode(self, text: str, *, special_tokens: bool = False, param: str = "messages") -> list[int]:
+        """Ids of ``text``. Raises HttpProblem if it cannot fit the context; ``param`` is where it came from."""
+        self._refuse_characters(len(text), param)
         return cast("list[int]", self._tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
 
     def render(self, chat: Chat, count: int | None = None, *, ask: bool = True) -> list[int]:
         """Ids of the first ``count`` messages (default all) with the generation prompt, unless the model is not asked.
 
         Raises:
-            HttpProblem: the template refuses them; its own words.
+            HttpProblem: the template refuses the messages; the text has its words.
         """
         count = len(chat.messages) if count is None else count
         messages = chat.messages[:count]
@@ -124,7 +140,7 @@ class ChatTemplate:
         return None
 
     def _encode_behind(self, tail: str) -> list[int]:
-        """Ids of ``tail`` as they are behind a text: some tokenizers put a space before what comes first."""
+        """Ids of ``tail`` as they are behind a text: some tokenizers put a space before the first word."""
         head = self.encode(_SENTINEL)
         whole = self.encode(_SENTINEL + tail)
         return whole[len(head) :] if whole[: len(head)] == head else self.encode(tail)
@@ -134,10 +150,23 @@ class ChatTemplate:
         if chat.tools:
             how["tools"] = list(chat.tools)
         try:
-            return cast("str", self._tokenizer.apply_chat_template(list(messages), **how))
-        except Exception as error:  # a template is a program, and what it raises is its verdict on the messages
+            return cast("str", self._tokenizer.apply_chat_template(list(map(_as_written, messages)), **how))
+        except Exception as error:  # a template is a program, and may refuse messages by any exception
             said = f"{type(error).__name__}: {error}"[:_REFUSAL_CHARACTERS]
             raise wrong("messages", f"the model's chat template refuses them ({said})") from error
+
+
+def _as_written(message: Message) -> Message:
+    """``message`` with calls that could not be read as the text that they were: templates want objects as arguments."""
+    calls = message.get("tool_calls") or ()
+    if all(isinstance(call["function"]["arguments"], dict) for call in calls):
+        return message
+    texts = [message.get("content") or ""]
+    for call in calls:
+        made = call["function"]
+        said = made["arguments"] if isinstance(made["arguments"], str) else json.dumps(made, ensure_ascii=False)
+        texts.append(f"{OPEN_CALL}\n{said}\n{CLOSE_CALL}")
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": "\n".join(texts).strip()}
 
 
 def _thinks_apart(message: Message, thought: str) -> Message:
@@ -150,5 +179,5 @@ def _thinks_inline(message: Message, thought: str) -> Message:
 
 
 def _without_empty_thinking(text: str) -> str:
-    """A block that holds nothing comes and goes with the template's mood: it is no part of what was thought."""
+    """``text`` without empty thinking blocks, which a template writes at some places and leaves out at others."""
     return _EMPTY_THINKING.sub("", text)

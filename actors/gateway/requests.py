@@ -1,11 +1,11 @@
 """What agents send, as typed requests: each field is checked here, refused with its name, or ignored on purpose.
 
-    JSON ──msgspec──▶ ChatRequest, TokensRequest, … ──▶ Question, or HttpProblem(400, field, what to do)
+    JSON ──msgspec──▶ ChatRequest, GenerateRequest, … ──▶ Question, or HttpProblem(400, field, what to do)
 
 Invariants
-- How tokens are drawn is the job's: temperature, top_p, top_k, min_p, seed and stop tokens of a request are ignored.
+- The job says how tokens are drawn: temperature, top_p, top_k, min_p, seed and stop tokens of a request are ignored.
   Otherwise the trainer would learn from another distribution than the one that it computes.
-- What would have to change a reply and cannot is refused, never left out: several choices, a forced form or
+- A setting that would change the reply and is not served is refused, never ignored: several choices, a forced form or
   tool.
 - Fields that are not named here are ignored, as other servers ignore them.
 """
@@ -20,25 +20,26 @@ import numpy as np
 
 from actors.gateway.errors import HttpProblem, wrong
 from actors.gateway.rendering import Chat, Message
-from actors.gateway.replies import json_value
+from actors.gateway.tool_calls import arguments_object
 from actors.gateway.walk import Question
 from configs.checks.checks import OWN_TEMPLATE_ARGUMENTS
 
 T = TypeVar("T")
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _LARGEST: Final = int(np.iinfo(np.int32).max)
-"""What a token id, or a count of them, may be in the ledger."""
+"""Largest token id, or count of tokens, that the ledger can hold."""
 _NEUTRAL: Final[dict[str, tuple[float, ...]]] = {
     "temperature": (1.0,),
     "top_p": (1.0,),
     "top_k": (-1, 0),
     "min_p": (0.0,),
 }
-"""What SDKs send by themselves."""
+"""Values that SDKs send by default."""
+_DRAWN: Final = "tokens are drawn as the job says; remove it"
 
 
 class Sampling(msgspec.Struct, kw_only=True):
-    """It holds what a request may say of how tokens are drawn."""
+    """Holds the settings of a request for drawing tokens."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -60,19 +61,17 @@ class Sampling(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None
 
     def check(self) -> None:
-        """Raises HttpProblem for what would change the replies."""
+        """Raise HttpProblem for settings that would change the reply and are not served."""
         for name in ("n", "best_of"):
             if (value := getattr(self, name)) not in (None, 1):
-                fix = "an episode is one line of turns; ask again for another, or raise rollout.group_size in the job"
-                raise wrong(name, f"{value} is not served: {fix}", "unsupported_value")
+                fix = "an episode is one line of turns; ask again for another, or raise algorithm.group_size in the job"
+                raise _not_served(name, fix, value)
         for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
             if (value := getattr(self, name)) not in (None, neutral):
-                raise wrong(
-                    name, f"{value} is not served: tokens are drawn as the job says; remove it", "unsupported_value"
-                )
+                raise _not_served(name, _DRAWN, value)
         for name in ("logit_bias", "min_tokens", "ignore_eos", "prompt_logprobs", "structured_outputs"):
             if getattr(self, name):
-                raise wrong(name, "is not served: tokens are drawn as the job says; remove it", "unsupported_value")
+                raise _not_served(name, _DRAWN)
 
     def stops(self) -> tuple[str, ...]:
         """Texts that end the answer."""
@@ -82,7 +81,7 @@ class Sampling(msgspec.Struct, kw_only=True):
         return tuple(stop)
 
     def ignored(self, job: dict[str, float], ends: Collection[int]) -> list[str]:
-        """Names of what differs from the job's, and is no default of an SDK. ``ends``: tokens that end its turns."""
+        """Names of settings that are neither the job's nor an SDK's default. ``ends``: tokens that end a turn."""
         found = [
             name
             for name, neutral in _NEUTRAL.items()
@@ -93,7 +92,7 @@ class Sampling(msgspec.Struct, kw_only=True):
         return [*found, *(["seed"] if self.seed is not None else [])]
 
     def limit(self, tokens: int | None, name: str) -> int | None:
-        """Tokens of the answer, at most."""
+        """``tokens``, the most that the answer may have; raises HttpProblem if that is no number of tokens."""
         if tokens is not None and not 1 <= tokens <= _LARGEST:
             raise wrong(name, f"{tokens} is no number of tokens; expected at least 1")
         return tokens
@@ -104,7 +103,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatRequest(Sampling, kw_only=True):
-    """POST /v1/chat/completions, and the same with ``tokens``."""
+    """Is the body of POST /v1/chat/completions, and of the same with ``tokens``."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -126,39 +125,34 @@ class ChatRequest(Sampling, kw_only=True):
         return chat_of(self.messages, None if self.tool_choice == "none" else self.tools, self.chat_template_kwargs)
 
     def question(self, *, is_retry: bool, with_tokens: bool) -> Question:
-        """Raises HttpProblem."""
+        """The request as a question. Raises HttpProblem for what is not served."""
         self.check()
         if self.response_format and self.response_format.get("type", "text") != "text":
             fix = "tokens are drawn as the job says, so no form can be forced; ask for it in the messages"
-            raise wrong(
-                "response_format", f"{self.response_format.get('type')!r} is not served: {fix}", "unsupported_value"
-            )
+            raise _not_served("response_format", fix, repr(self.response_format.get("type")))
         if self.tool_choice not in (None, "auto", "none"):
-            fix = "no call can be forced; use auto or none"
-            raise wrong("tool_choice", f"{_shown(self.tool_choice)} is not served: {fix}", "unsupported_value")
+            raise _not_served("tool_choice", "no call can be forced; use auto or none", _shown(self.tool_choice))
         if self.functions:
-            raise wrong("functions", "is not served: use tools", "unsupported_value")
+            raise _not_served("functions", "use tools")
         if self.top_logprobs:
             fix = "the log-probability of the drawn token alone is recorded; remove it"
-            raise wrong("top_logprobs", f"{self.top_logprobs} is not served: {fix}", "unsupported_value")
+            raise _not_served("top_logprobs", fix, self.top_logprobs)
         limit = self.limit(self.max_completion_tokens, "max_completion_tokens") or self.limit(
             self.max_tokens, "max_tokens"
         )
-        tokens = None
-        if with_tokens:
-            tokens = checked_ids("tokens", self.tokens)
+        tokens = checked_ids("tokens", self.tokens) if with_tokens else None
         return Question(self.chat(), tokens, self.stops(), limit, is_retry)
 
 
 class SamplingParams(Sampling, kw_only=True):
-    """What vLLM calls ``sampling_params``."""
+    """Holds what vLLM calls ``sampling_params``."""
 
     logprobs: int | None = None
     skip_special_tokens: bool | None = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """POST /inference/v1/generate: tokens in, tokens out."""
+    """Is the body of POST /inference/v1/generate: tokens in, tokens out."""
 
     token_ids: list[int]
     sampling_params: SamplingParams = msgspec.field(default_factory=SamplingParams)
@@ -180,7 +174,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /tokenize: a text, or messages."""
+    """Is the body of POST /tokenize: a text, or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -193,7 +187,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class EndRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/episodes/end: a reward, or why there is none."""
+    """Is the body of POST /v1/episodes/end: a reward, or why there is none."""
 
     reward: float | None = None
     failure: str | None = None
@@ -204,7 +198,7 @@ def parsed(body: bytes, kind: type[T]) -> T:
     """``body`` as a request.
 
     Raises:
-        HttpProblem: it is no JSON, or a field is of the wrong type; the field is named.
+        HttpProblem: the body is no JSON, or a field is of the wrong type; the field is named.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -214,6 +208,11 @@ def parsed(body: bytes, kind: type[T]) -> T:
         raise HttpProblem(400, "invalid_type", f"{field}: {text}", param=field) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpProblem(400, "invalid_json", f"body: this is no JSON object ({error})", param="body") from error
+
+
+def _not_served(param: str, fix: str, value: object = None) -> HttpProblem:
+    """The problem of a field that is not served, or not with this ``value``."""
+    return wrong(param, f"{'' if value is None else f'{value} '}is not served: {fix}", "unsupported_value")
 
 
 def _missing(text: str) -> str:
@@ -289,18 +288,15 @@ def _text(content: object, where: str) -> str:
 
 
 def _call(call: object, where: str) -> dict[str, Any]:
-    """A call of a tool with its arguments as an object, as templates want them."""
+    """A tool call with its arguments as an object, as templates want them."""
     function = cast("dict[str, Any]", call).get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise wrong(where, "expected {id, type: function, function: {name, arguments}}")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        try:
-            read = json_value(arguments or "{}")
-        except ValueError:
-            read = arguments
-        arguments = read if isinstance(read, dict) else arguments
-    return cast("dict[str, Any]", call) | {"function": function | {"arguments": arguments}}
+    given = function.get("arguments")
+    arguments = arguments_object(given)
+    return cast("dict[str, Any]", call) | {
+        "function": function | {"arguments": given if arguments is None else arguments}
+    }
 
 
 def _shown(value: object) -> str:

@@ -1,18 +1,18 @@
-"""What a request means, seen from what the ledger holds of its episode. Pure functions, without a clock or a wait.
+"""Decides what a request means, given the record of its episode. Pure functions, without a clock or a wait.
 
-    the request asks just what a turn was asked before ─┬─ it is a retry, or the episode replays ──▶ Answered(turn)
-                                                        └─ else: asked once more on purpose ─┐
-    it goes on behind the last turn of the last context ──────────────────────────────▶ Takes, behind it
-    else: history was rewritten, or a second conversation begun ─────────────────────────────▶ Takes, fresh
-    an earlier life's turns are still to be replayed, and it asks for none of them ──────────▶ Takes, cut at the first
+    the request equals that of an earlier turn ─┬─ a retry, or the episode replays ───────▶ Answered(turn)
+                                                └─ else: asked once more on purpose ─┐
+    the request continues the last turn of the last context ────────────────────────────▶ Takes, behind that turn
+    else: history was rewritten, or a second conversation begun ────────────────────────▶ Takes, fresh
+    turns of an earlier life are still to be replayed, and the request asks for none ───▶ Takes, cut at the first
 
 Invariants
-- A turn is owed until its reply has been delivered in this life of the environment. A request that asks just what an
-  owed turn was asked is answered from the record, and no token is sampled twice.
-- After the gateway's death it is not known what is owed. In an environment's first life that is nothing, but a request
-  that equals a turn is answered by it. In a later life the episode is taken to replay.
-- Only the last context is gone on with, for the row is append-only. A token question is compared by tokens, messages by
-  what they render to: the environment's tokens must be the same, each assistant's message what was read to the agent.
+- A turn is undelivered until this life of the environment has been given its reply. A request that equals that of an
+  undelivered turn is answered from the record, and no token is sampled twice.
+- A restarted gateway does not know which turns are undelivered. In an environment's first life it assumes none, but a
+  request that equals a turn's is answered by that turn. In a later life it assumes that the episode replays.
+- Only the last context can be continued, since the row is append-only. A token question is compared by its tokens,
+  messages by their rendering: the environment's tokens must be equal, each assistant's message what the agent was told.
 """
 
 from __future__ import annotations
@@ -28,40 +28,36 @@ from actors.gateway.replies import Reply, ReplyReader
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """It is what an agent asks: messages, or the tokens that they are."""
+    """Holds what an agent asks: messages, or their token ids."""
 
     chat: Chat | None = None
     tokens: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
     turn_tokens: int | None = None
-    """Tokens of the answer, at most."""
+    """Most tokens of the answer."""
     is_retry: bool = False
     """Whether an SDK says that it has asked this before."""
-
-    @property
-    def looks_for_calls(self) -> bool:
-        return self.chat is not None and bool(self.chat.tools)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The record holds the answer."""
+    """Decides that a turn of the record is the answer."""
 
     turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The model is to take a turn behind ``tokens``."""
+    """Decides that the model takes a turn behind ``tokens``."""
 
     offset: int
     tokens: list[int]
     context: int
-    """Where the context begins in the row; ``offset``: they begin a fresh one."""
+    """Position at which the context begins; ``offset`` if ``tokens`` begin a fresh one."""
     diverged: bool = False
-    """Whether what stands from ``offset`` on is cut off first."""
+    """Whether the row is first cut at ``offset``."""
     unbridged: bool = False
-    """Whether it would have gone on behind the last turn, had the template allowed it."""
+    """Whether only the template keeps the turn from continuing the last context."""
 
     @property
     def fresh(self) -> bool:
@@ -69,32 +65,32 @@ class Takes:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of the context when the turn begins."""
+        """Length of the context when the turn begins."""
         return self.offset - self.context + len(self.tokens)
 
 
 @dataclass
-class Owed:
-    """It is what the agent has not been told in this life of its environment: numbers of turns."""
+class Undelivered:
+    """Holds the numbers of the turns whose replies this life of the environment has not been given."""
 
     replay: set[int] | None = None
-    """Turns of an earlier life that this one has yet to come to; None: it is not known."""
-    undelivered: set[int] = field(default_factory=set[int])
-    """Turns of this life whose replies nobody was there to take."""
+    """Turns of an earlier life that this one has yet to replay; None if they are not known."""
+    own: set[int] = field(default_factory=set[int])
+    """Turns of this life whose replies no agent was there to take."""
 
     @property
     def turns(self) -> list[int]:
-        return sorted((self.replay or set()) | self.undelivered)
+        return sorted((self.replay or set()) | self.own)
 
-    def told(self, turn: Turn) -> None:
-        self.undelivered.discard(turn.number)
+    def delivered(self, turn: Turn) -> None:
+        self.own.discard(turn.number)
         if self.replay:
             self.replay.discard(turn.number)
 
     def cut(self, turns: int) -> None:
-        """Only the first ``turns`` are there any more, and nothing is replayed behind them."""
+        """Forget all but the first ``turns``: the others were cut, and nothing is replayed behind them."""
         self.replay = {number for number in self.replay or () if number < turns}
-        self.undelivered = {number for number in self.undelivered if number < turns}
+        self.own = {number for number in self.own if number < turns}
 
 
 class Walk:
@@ -103,23 +99,23 @@ class Walk:
     def __init__(self, template: ChatTemplate, reader: ReplyReader) -> None:
         self._template, self._reader = template, reader
 
-    def decide(self, record: Record, owed: Owed, question: Question, attempt: int) -> Answered | Takes:
-        """What to do about ``question``; notes in ``owed`` what it has learnt of it."""
+    def decide(self, record: Record, undelivered: Undelivered, question: Question, attempt: int) -> Answered | Takes:
+        """What to do about ``question``; notes in ``undelivered`` which turns are to be replayed."""
         ask = _Ask(record, question, self._template, self._reader)
         turns = record.turns
-        if owed.replay is None:
+        if undelivered.replay is None:
             found = next(filter(ask.equals, turns if attempt > 1 else reversed(turns)), None)
             told = len(turns) if attempt == 1 else found.number if found else ask.reaches()
-            owed.replay = set(range(told, len(turns)))
+            undelivered.replay = set(range(told, len(turns)))
         else:
-            found = next((turns[number] for number in owed.turns if ask.equals(turns[number])), None)
+            found = next((turns[number] for number in undelivered.turns if ask.equals(turns[number])), None)
         if found is None and question.is_retry:
             found = next(filter(ask.equals, reversed(turns)), None)
-        return Answered(found) if found is not None else ask.takes(min(owed.replay, default=None))
+        return Answered(found) if found is not None else ask.takes(min(undelivered.replay, default=None))
 
 
 class _Ask:
-    """One question against one record."""
+    """Compares one question with one record."""
 
     def __init__(self, record: Record, question: Question, template: ChatTemplate, reader: ReplyReader) -> None:
         self._record, self._question = record, question
@@ -127,7 +123,7 @@ class _Ask:
         self._unbridged = False
 
     def equals(self, turn: Turn) -> bool:
-        """Whether it asks just what ``turn`` was asked."""
+        """Whether the question equals the one that ``turn`` has answered."""
         record, tokens = self._record, self._question.tokens
         if tokens is not None:
             return np.array_equal(record.prompt(turn), np.array(tokens, np.int64))
@@ -135,7 +131,7 @@ class _Ask:
         return behind is not None and np.array_equal(behind, record.tokens[turn.asked : turn.begin])
 
     def takes(self, cut: int | None) -> Takes:
-        """The turn that it wants. ``cut``: number of the turn with which the record is to end first."""
+        """The turn that the question asks for. ``cut``: number of the turn at which the record is cut first, if any."""
         turns = self._record.turns[:cut]
         offset = turns[-1].end if turns else 0
         if turns:
@@ -146,7 +142,7 @@ class _Ask:
         return Takes(offset, self._whole(), offset, diverged=cut is not None, unbridged=self._unbridged)
 
     def reaches(self) -> int:
-        """How many turns of the record it has behind it, if it is a replay that has left the path; all: it goes on."""
+        """Number of turns of the record that the question continues: all, or fewer for a replay that has diverged."""
         for turn in reversed(self._record.turns):
             if self._behind([*self._context_before(turn), turn], turn.context):
                 return turn.number + 1
@@ -162,7 +158,7 @@ class _Ask:
         return self._template.render(self._question.chat)
 
     def _behind(self, turns: list[Turn], context: int) -> list[int] | None:
-        """What it says behind ``turns``, the first ones of a context, as tokens; None: it does not go on there."""
+        """Tokens of the question behind ``turns``, the first of a context; None if it does not continue them."""
         record, chat, tokens = self._record, self._question.chat, self._question.tokens
         if tokens is not None:
             past = record.tokens[context : turns[-1].end if turns else context]
@@ -196,4 +192,4 @@ class _Ask:
     def _read(self, turn: Turn, stop: tuple[str, ...]) -> Reply:
         opened = self._reader.opens_reasoning(self._record.prompt(turn))
         said = self._record.said(turn)
-        return self._reader.read(said, opened=opened, tools=self._question.looks_for_calls, stop=stop)
+        return self._reader.read(said, opened=opened, chat=self._question.chat, stop=stop)

@@ -1,4 +1,4 @@
-"""``checkpoints/best``: a link to the checkpoint that evaluates best. It is moved in one step: there is always one."""
+"""``checkpoints/best``: a link to the checkpoint that evaluates best, replaced in one step: it is never missing."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from actors.host.whole_file import replacing
+
 NAME: Final = "best"
 
 
 def mark_best(best_first: Iterable[Path]) -> None:
-    """Have the link lead to the first of these checkpoints that is on the disk; without one it stays as it is."""
+    """Have the link lead to the first of these checkpoints that is on the disk; if none is, leave the link as it is."""
     for path in best_first:
         if path.is_dir():
-            partial = path.with_name(f".{NAME}.partial")
-            partial.unlink(missing_ok=True)
-            partial.symlink_to(path.name)
-            partial.replace(path.with_name(NAME))
+            with replacing(path.with_name(NAME)) as partial:
+                partial.unlink(missing_ok=True)
+                partial.symlink_to(path.name)
             return
 
 

@@ -1,9 +1,9 @@
-"""Files that only grow, kept within a size, and whose writers never fail for it.
+"""Files that only grow are kept within a size here, and writing to them never fails.
 
-    trim          somebody else writes (append mode): the newest half moves to ``<name>.1``, the file starts anew
-    BoundedFile   we write: at half the size the file becomes ``<name>.1``, and another one is begun
+    trim          another process writes (append mode): the newest half moves to ``<name>.1``, the file starts anew
+    BoundedFile   this process writes: at half the size the file becomes ``<name>.1``, and another one is begun
 
-What has no room on the disk is left out: no log is worth a run. A line stands there whole or not at all.
+Text for which the disk has no room is left out: no log is worth a run. A line is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def former(path: Path) -> Path:
-    """Where the part before the present one lies."""
+    """Path of the part of the file before the present one."""
     return path.with_name(f"{path.name}.1")
 
 
@@ -32,17 +32,17 @@ def trim(path: Path, max_bytes: int) -> bool:
         with path.open("rb") as source:
             source.seek(size - max_bytes // 2)
             former(path).write_bytes(source.read(max_bytes))
-    except OSError:  # there is no room for it: that of what it has itself is needed all the more
+    except OSError:  # the disk is full, so the room of the file itself is needed all the more
         former(path).unlink(missing_ok=True)
     os.truncate(path, 0)
     return True
 
 
 class BoundedFile:
-    """It appends text to ``path``; with its former part it has at most ``max_bytes``."""
+    """Appends text to ``path``; the file and its former part have at most ``max_bytes``."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Raises OSError: it cannot be opened."""
+        """Raises OSError: ``path`` cannot be opened."""
         self._path = path
         self._max_bytes = max_bytes
         self.lost = 0
@@ -72,14 +72,14 @@ class BoundedFile:
             self._path.replace(former(self._path))
             self._open()
         except OSError:
-            return  # the file or its directory is gone: what is open still takes what comes
+            return  # the file or its directory is gone: go on with the open descriptor
         os.close(full)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no text is buffered."""
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -89,7 +89,7 @@ def append(descriptor: int, data: bytes) -> None:
     """Append ``data``, or leave the file as it was.
 
     Raises:
-        OSError: it could not be written.
+        OSError: ``data`` could not be written.
     """
     written = 0
     try:

@@ -1,4 +1,4 @@
-"""The time of day, for people and for joining the files of a run. What is decided is decided by the loop's clock."""
+"""The time of day, for people and for joining the files of a run. Decisions use the event loop's clock instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def time_of_day_s() -> float:
-    """Seconds since 1970; on a virtual-time loop, what that loop says, so that equal runs write equal files."""
+    """Seconds since 1970; on a virtual-time loop, that loop's time, so that equal runs write equal files."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -1,11 +1,11 @@
-"""What a process asks of its system's memory: freed memory stays for a while, large columns are had a page at a time.
+"""How a process uses its system's memory: freed memory is kept for a while, large columns are taken page by page.
 
-By default glibc gives a thread's freed memory back to the system, which hands it out anew page by page, zeroed: on a
-model of 5 million parameters that is 60 MB and 15,000 page faults in each training step; of 600 MB of weights that come
-over the network, 40,000. What stays is what the largest step of all has needed, so now and then it is given back.
+By default glibc gives a thread's freed memory back to the system, which hands it out anew page by page, zeroed: for a
+model of 5 million parameters that is 60 MB and 15,000 page faults in each training step; for 600 MB of weights that
+come over the network, 40,000 faults. What is kept grows to the need of the largest step, so it is given back at times.
 
-numpy asks for huge pages (2 MiB) for whatever has 4 MiB or more. Rows of which a little is written at first then cost
-all that they may ever hold, zeroed at once: 2,048 rows of 32,768 tokens are 800 MB and two seconds, instead of 25 MB.
+numpy asks for huge pages (2 MiB) for any array of 4 MiB or more. Rows that are mostly empty at first then take their
+full size, zeroed at once: 2,048 rows of 32,768 tokens are 800 MB and two seconds, instead of 25 MB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _MMAP_FROM_BYTES: Final = 32 << 20
-"""glibc's maximum: what is larger comes from the system and goes back to it in any case."""
+"""glibc's maximum: a larger block comes from the system and goes back to it in any case."""
 _KEPT_BYTES: Final = (1 << 31) - 1
 _HUGE_FROM_BYTES: Final = 1 << 22
 """numpy's threshold for huge pages."""
@@ -39,11 +39,11 @@ def zeros_by_page(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray
 
 
 def keep_freed_memory(*, one_arena: bool) -> bool:
-    """Keep freed memory in this process from now on; call it before the threads that compute are there.
+    """Keep freed memory in this process from now on; call this before the threads that compute are started.
 
     Returns whether all could be set.
 
-    ``one_arena``: what one thread frees another one takes; they may have to wait for each other.
+    ``one_arena``: a thread can use what another has freed, but threads may have to wait for each other.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -57,7 +57,7 @@ def keep_freed_memory(*, one_arena: bool) -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Whole pages of freed memory return to the system, of all threads. False: there was none, or no glibc."""
+    """Give whole pages of freed memory of all threads back to the system. False: there were none, or no glibc."""
     try:
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (OSError, AttributeError):
@@ -65,9 +65,9 @@ def give_back_freed_memory() -> bool:
 
 
 def give_back_pages(address: int, size_bytes: int) -> int:
-    """Give whole pages of private memory in this range back to the system; how many bytes that were.
+    """Give whole pages of private memory in this range back to the system; returns the number of bytes.
 
-    They read as zeros and are had again when they are written. 0 where the system cannot do this.
+    The pages then read as zeros, and take memory again when they are written. 0 where the system cannot do this.
     """
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (address + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - first

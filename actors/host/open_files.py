@@ -1,7 +1,7 @@
-"""File descriptors: as many as the system lets us have, and whether they are enough for a run.
+"""File descriptors: raises the limit as far as the system allows, and checks that it is enough for a run.
 
-The soft limit that a shell sets (often 1024, on macOS 256) is for programs that use ``select``; ours do not. Child
-processes inherit what is raised here.
+The soft limit that a shell sets (often 1024, on macOS 256) is for programs that use ``select``, unlike Headrace. Child
+processes inherit the raised limit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-from configs.limits import DEFAULT_LIMITS
 from transport.errors import HeadraceError
 
 _OF_A_HEAD: Final = 100
@@ -25,7 +24,9 @@ class TooFewDescriptors(HeadraceError):
 
 
 def raise_soft_limit() -> None:
-    """Have the soft limit as high as the hard one allows."""
+    """Raise the soft limit to the hard one, but at most to ``limits.open_files_max``."""
+    from configs.limits import DEFAULT_LIMITS  # with pydantic: 0.1 s that a command's help need not take
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DEFAULT_LIMITS.open_files_max
     wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
@@ -33,14 +34,14 @@ def raise_soft_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError):
-            return  # a sandbox that does not allow it: whether it is enough is looked at
+            return  # a sandbox may forbid it; ``check_enough_for`` sees whether the limit is enough
 
 
 def check_enough_for(workers: int) -> None:
-    """Whether a run with so many rollout workers may open the files that it needs.
+    """Check that a run with so many rollout workers may open the files that it needs.
 
     Raises:
-        TooFewDescriptors.
+        TooFewDescriptors: the soft limit is lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _OF_A_HEAD + _OF_A_WORKER * workers

@@ -1,14 +1,14 @@
-"""A child process never outlives its parent, however the parent ends; nor does what a group's leader has started.
+"""A child process never outlives its parent, however the parent ends; nor do processes that a group's leader started.
 
     parent ──▶ guard ──▶ leader ──▶ whatever it starts          leader and what it starts: one process group
       └ ends ────▶│         └ ends ──▶ guard ──▶ SIGKILL to the group
                   └──▶ SIGKILL to the group
 
-What leaves the group and loses its parent becomes the guard's own child on Linux (PR_SET_CHILD_SUBREAPER), and is
-killed after it: a server that has begun a session of its own, say.
+A process that leaves the group (a server that begins its own session, say) and loses its parent becomes the guard's
+child on Linux (PR_SET_CHILD_SUBREAPER), and is killed after the group.
 
 On Linux the kernel sends SIGKILL to the child when the thread that started it ends (PR_SET_PDEATHSIG), so the parent
-must start its children from a thread that lives as long as it does: the loop's. Elsewhere a thread looks at the
+must start its children from a thread that lives as long as it does: the loop's. On other systems a thread looks at the
 parent id twice a second. A parent that died before this call is noticed by comparing its id with the expected one.
 """
 
@@ -27,17 +27,17 @@ PARENT_PID_VARIABLE: Final = "HEADRACE_PARENT_PID"
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _SWEEPS_MAX: Final = 100
-"""Times that a guard looks for what has left its group; each look finds those that the last one has orphaned."""
+"""Number of times that a guard looks for adopted processes; each look finds those that the last one has orphaned."""
 _POLL_S: Final = 0.5
 _GROUP_ENDS: Final = (signal.SIGTERM, signal.SIGCHLD)
-"""Signals that the guard of a group waits for: it is told to end it, or its leader has ended."""
+"""Signals that the guard of a group waits for: a request to end the group, or the end of its leader."""
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
-    """Bind this process's life to its parent's. Call it first thing; helpers that a role starts may call it too.
+    """Bind this process's life to its parent's. Call it first of all; helpers that a role starts may call it too.
 
     Args:
-        parent_pid: who must be the parent; default: what the environment names, else whoever it is now.
+        parent_pid: process id that the parent must have; default: the one in the environment, else the present one.
     """
     if parent_pid is None:
         parent_pid = int(os.environ.get(PARENT_PID_VARIABLE) or os.getppid())
@@ -49,8 +49,8 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 def lead_group(parent_pid: int) -> None:
     """Return in a child that leads a process group of its own, which ends as soon as that child or ``parent_pid`` does.
 
-    This process stays behind as the group's guard. It has no threads yet, since the child would lack them. SIGTERM to
-    it ends the group; it ends as the child did, with 128 + n for signal n, once nothing of the group is left.
+    This process stays behind as the group's guard. It must have no threads yet, since the child would lack them.
+    SIGTERM to it ends the group; once nothing of the group is left, it exits as the child did (128 + n for signal n).
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_ENDS)
     guard = os.getpid()
@@ -65,23 +65,23 @@ def lead_group(parent_pid: int) -> None:
 
 
 def _guard(leader: int, parent_pid: int) -> NoReturn:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # both set it, so that neither acts before it is set
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # both set it, so neither acts before it is set
         os.setpgid(leader, leader)
     for inherited in range(3):
-        os.close(inherited)  # whoever reads from the leader must see its end
+        os.close(inherited)  # readers of the leader's output must see its end
     _when_parent_ends(parent_pid, signal.SIGTERM)
     while os.getppid() == parent_pid and not _has_ended(leader):
         if signal.sigwait(_GROUP_ENDS) is signal.SIGTERM:
             break
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)  # before it is reaped: its number cannot be another group's
+        os.killpg(leader, signal.SIGKILL)  # not reaped yet: its id cannot be another group's
     code = os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
     _kill_adopted()
     os._exit(code if code >= 0 else 128 - code)
 
 
 def _has_ended(leader: int) -> bool:
-    """Whether ``leader`` waits to be reaped. SIGCHLD also tells of one that was stopped or goes on, or was adopted."""
+    """Whether ``leader`` waits to be reaped; reaps others. SIGCHLD also comes for stopped and adopted children."""
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         if ended.si_pid == leader:
             return True
@@ -90,7 +90,7 @@ def _has_ended(leader: int) -> bool:
 
 
 def _kill_adopted() -> None:
-    """Kill what has become our child by losing its parent, until nothing is left: the dead leave us theirs."""
+    """Kill adopted processes until none is left: each one that dies may leave this process its own children."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     for _ in range(_SWEEPS_MAX):
         try:
@@ -108,7 +108,7 @@ def _kill_adopted() -> None:
 
 
 def _when_parent_ends(parent_pid: int, number: signal.Signals) -> None:
-    """Have ``number`` sent to this process. A parent that has ended before is not noticed."""
+    """Have ``number`` sent to this process when its parent ends. A parent that ended before is not noticed."""
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, number)
     else:

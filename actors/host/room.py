@@ -1,11 +1,11 @@
-"""Room on a disk or in shared memory: looked at before it is needed, and said in a sentence when it is not there.
+"""Room on a disk or in shared memory: checked before it is needed, and explained in a sentence when there is none.
 
     before     require_room(path, bytes, what)    the file system has fewer free ─▶ NoSpaceLeft
-    after      no_space(error, path, what)        an error of whatever library that means a full disk, as NoSpaceLeft
+    after      no_space(error, path, what)        any library's error that means a full disk, as NoSpaceLeft
                without_room(path, what)           the sentence alone, for an error of the caller's
 
-What writes to a full disk can only meet it again, so the error is permanent: the run ends with where it stands, and
-goes on once somebody has made room.
+Another attempt would only meet the full disk again, so the error is permanent: the run ends where it stands, and goes
+on once somebody has made room.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import os
 from pathlib import Path
 from typing import Final
 
-from configs.limits import DEFAULT_LIMITS
 from transport.errors import HeadraceError
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WORDS: Final = ("no space left", "disk is full", "quota exceeded", "os error 28")
-"""Phrases of libraries (SQLite, safetensors, torch) that say it in text alone."""
+"""Phrases of libraries (SQLite, safetensors, torch) that report a full disk in text alone."""
 
 
 class NoSpaceLeft(HeadraceError):
@@ -42,24 +41,24 @@ def free_bytes(path: Path) -> int:
 
 
 def require_room(path: Path, needed_bytes: int, what: str) -> None:
-    """See that ``what`` can be written to ``path``.
+    """Check that ``path`` has room for ``needed_bytes`` of ``what``.
 
     Raises:
-        NoSpaceLeft: it cannot.
+        NoSpaceLeft: there is too little.
     """
     try:
         free = free_bytes(path)
     except OSError:
-        return  # a file system that does not tell: writing will
+        return  # the file system does not tell: writing will show
     if free < needed_bytes:
         raise NoSpaceLeft(_sentence(path, what, free, needed_bytes))
 
 
 def require_size(path: Path, needed_bytes: int, what: str) -> None:
-    """See that the file system of ``path``, if it were empty, could hold ``what``.
+    """Check that the file system of ``path``, if it were empty, could hold ``needed_bytes`` of ``what``.
 
     Raises:
-        NoSpaceLeft: it is too small.
+        NoSpaceLeft: the file system is too small.
     """
     found = os.statvfs(path.parent)
     size = found.f_blocks * found.f_frsize
@@ -69,7 +68,9 @@ def require_size(path: Path, needed_bytes: int, what: str) -> None:
 
 
 def is_short(path: Path) -> bool:
-    """Whether the file system of ``path`` has no room worth the name."""
+    """Whether the file system of ``path`` has less than ``limits.disk_reserve_bytes`` free."""
+    from configs.limits import DEFAULT_LIMITS  # with pydantic, which a command's help does not need
+
     try:
         return free_bytes(path) < DEFAULT_LIMITS.disk_reserve_bytes
     except OSError:
@@ -77,7 +78,7 @@ def is_short(path: Path) -> bool:
 
 
 def no_space(error: BaseException, path: Path, what: str, needed_bytes: int = 0) -> NoSpaceLeft | None:
-    """``error`` in our words if it, or what it comes from, means a full disk at ``path``; None for any other."""
+    """NoSpaceLeft if ``error``, or an error that caused it, means a full disk at ``path``; None for any other error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NoSpaceLeft):

@@ -1,11 +1,11 @@
 """Standard input, output and error of a process that may have been started without, or outlive, its terminal.
 
-    closed at the start   ─▶ the null device: the next file that is opened must not become somebody's standard output
-    not to be encoded     ─▶ ``?`` in its place: an ASCII terminal is no reason to end
-    not to be written     ─▶ dropped, where the process has more to do than to talk: a closed pipe or terminal (EPIPE,
-                             EIO), a full disk (ENOSPC), a reader that is too slow
+    a stream is closed at the start  ─▶ the null device, so that the next opened file does not become standard output
+    a character cannot be encoded    ─▶ ``?`` in its place: an ASCII terminal is no reason to end
+    output cannot be written         ─▶ dropped, where the process has other work: a closed pipe or terminal (EPIPE,
+                                        EIO), a full disk (ENOSPC), a reader that is too slow
 
-What a command prints as its one result (``headrace ctl``, ``doctor``) may fail as anywhere: its caller is to know.
+A command whose output is its result (``headrace ctl``, ``doctor``) fails if it cannot print: its caller has to know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 
 class _Unbreakable(io.FileIO):
-    """It drops what cannot be written, and says that it was written."""
+    """Drops what cannot be written, and reports it as written."""
 
     def write(self, data: Any, /) -> int:
         size = memoryview(data).nbytes
@@ -29,10 +29,10 @@ class _Unbreakable(io.FileIO):
 
 
 def open_standard_streams(*, unbreakable: bool) -> None:
-    """Give the process the three streams that it may lack; the first thing that it does.
+    """Open those of the three streams that the process lacks; to be called before it opens any file.
 
     Args:
-        unbreakable: what cannot be written is dropped.
+        unbreakable: whether output that cannot be written is dropped.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -51,7 +51,7 @@ def _stream(given: TextIO | None, descriptor: int, *, unbreakable: bool) -> Text
         return given
     raw = (_Unbreakable if unbreakable else io.FileIO)(descriptor, "w", closefd=False)
     at_once = bool(os.environ.get("PYTHONUNBUFFERED")) or descriptor == 2
-    buffer = cast("io.BufferedWriter", raw) if at_once else io.BufferedWriter(raw)  # as Python's own of ``-u``
+    buffer = cast("io.BufferedWriter", raw) if at_once else io.BufferedWriter(raw)  # as Python does with ``-u``
     encoding = given.encoding if given is not None else "utf-8"
     return io.TextIOWrapper(
         buffer, encoding=encoding, errors="replace", line_buffering=os.isatty(descriptor), write_through=at_once

@@ -1,4 +1,4 @@
-"""What a user's function did wrong, in one line with file and line, and where it is defined."""
+"""Describes an error in a user's function in one line, and says where the function is defined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIBRARIES: Final = ("site-packages", "dist-packages", sysconfig.get_path("stdli
 def described(error: BaseException) -> str:
     """The error in one line, and where in the user's code it came from: ``NameError: … (rewards.py:12)``."""
     if isinstance(error, HeadraceError):
-        return str(error)  # a sentence of ours
+        return str(error)  # its text is a whole sentence already
     text = " ".join(str(error).split())
     text = text if len(text) <= DEFAULT_LIMITS.error_text_chars else f"{text[: DEFAULT_LIMITS.error_text_chars]}…"
     where = _where(error)

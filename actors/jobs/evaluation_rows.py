@@ -1,20 +1,20 @@
 """Rows of eval.jsonl, and what they come to in the summary.
 
 EvaluationDone ─▶ row_of ─▶ eval.jsonl, TensorBoard, W&B, the terminal
-eval.jsonl ─▶ read_rows ─▶ the job knows which versions have been told of
+eval.jsonl ─▶ read_rows ─▶ the job knows which versions have their row
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from actors.jobs.summary import read_lines
+
 EvalRow = dict[str, float | int | dict[str, float | None] | None]
 
-FILE = "eval.jsonl"
 _PREFIX = "pass_at_"
 _COUNTS = frozenset(["k", "prompts", "samples", "samples_dropped", "version_min", "version_max"])
 
@@ -22,7 +22,8 @@ _COUNTS = frozenset(["k", "prompts", "samples", "samples_dropped", "version_min"
 def row_of(version: int, figures: dict[str, float]) -> EvalRow:
     """A line of eval.jsonl; a mean of nothing is None."""
     known = {
-        name: None if math.isnan(value) else int(value) if name in _COUNTS else value for name, value in figures.items()
+        name: None if not math.isfinite(value) else int(value) if name in _COUNTS else value
+        for name, value in figures.items()
     }
     passes = {name.removeprefix(_PREFIX): value for name, value in known.items() if name.startswith(_PREFIX)}
     others = {name: value for name, value in known.items() if not name.startswith(_PREFIX)}
@@ -31,18 +32,24 @@ def row_of(version: int, figures: dict[str, float]) -> EvalRow:
 
 def read_rows(path: Path) -> list[EvalRow]:
     """The rows of an earlier part of this run; a torn or damaged line is passed over."""
-    rows: dict[int, EvalRow] = {}
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        try:
-            row = json.loads(line)
-            rows[int(row["version"])] = row
-        except (ValueError, KeyError, TypeError):
-            continue
-    return [rows[version] for version in sorted(rows)]
+    return [cast("EvalRow", row) for row in read_lines(path, "version") if is_row(row)]
+
+
+def is_row(row: dict[str, Any]) -> bool:
+    """Whether a line of eval.jsonl has what is shown of it, in the types that it is written in."""
+    passes = row.get("pass_at_k")
+    return (
+        isinstance(row.get("version"), int)
+        and isinstance(passes, dict)
+        and all(
+            value is None or isinstance(value, int | float)
+            for value in (row.get("avg_at_k"), *cast("dict[str, object]", passes).values())
+        )
+    )
 
 
 def summary_of(rows: Iterable[EvalRow]) -> dict[str, Any] | None:
-    """First, last and best evaluation, by version and avg@k; None: there is none with a figure."""
+    """First and last evaluation by version, and the one with the best avg@k; None: there is none with a figure."""
     known = [row for row in rows if row["avg_at_k"] is not None]
     if not known:
         return None
@@ -52,7 +59,7 @@ def summary_of(rows: Iterable[EvalRow]) -> dict[str, Any] | None:
 
 
 def line_of(row: EvalRow) -> str:
-    """An evaluation as people read it."""
+    """A sentence about an evaluation, for people."""
     passes = cast("dict[str, float | None]", row["pass_at_k"])
     k, prompts, older = row["k"], row["prompts"], row["version_min"]
     found = [f"avg@{k} {_figure(row['avg_at_k'])}"]
@@ -70,5 +77,5 @@ def _short(row: EvalRow) -> dict[str, Any]:
 
 
 def version_of_row(row: EvalRow) -> int:
-    """The version that it is of."""
+    """The version that was evaluated."""
     return int(cast("int", row["version"]))

@@ -1,4 +1,4 @@
-"""Brings the prompts of each step to the scheduler, portion by portion, and says what there is to say of the data.
+"""Brings the prompts of each step to the scheduler, portion by portion, and tells people what is wrong with the data.
 
     NeedBatch ─▶ ReadPrompts ─▶ PromptsRead: some of them, or how far the search is ─▶ ReadPrompts for the rest ─▶ …
                      │            └ all ─▶ IssueBatch ─▶ done                fewer, and there are no more ─▶ DataEnded
@@ -6,9 +6,9 @@
                      └ failed for good: DataEnded with the reason; the steps before it are the job's last, and it failed
 
 Invariants
-- Every question is answered within a few seconds, so that a long search for rows that fit is seen to get on.
-- Reading is repeatable and issuing idempotent: both are tried again, unless what went wrong is ``permanent``.
-- Rows that are passed over are told of when there are some, and again when there are twice as many.
+- Every question is answered within a few seconds, so that people see progress in a long search for rows that fit.
+- Reading is repeatable and issuing idempotent: both are tried again, unless the error is ``permanent``.
+- People are told of the first rows that are passed over, and again whenever their number has doubled.
 """
 
 from __future__ import annotations
@@ -24,15 +24,9 @@ from actors.core.context import Context
 from actors.core.errors import AskError, RemoteError
 from actors.core.patience import Patience
 from actors.core.ref import ActorRef
-from actors.protocol.batches import BatchIssued, DataEnded, IssueBatch, Prompt
+from actors.protocol.batches import BatchIssued, DataEnded, IssueBatch
 from actors.protocol.episodes import EpisodeLimits
-from actors.protocol.evaluations import (
-    GiveUpEvaluation,
-    evaluation_step,
-    is_evaluation,
-    name_of_batch,
-    version_of,
-)
+from actors.protocol.evaluations import GiveUpEvaluation, evaluation_step, is_evaluation, name_of_batch, version_of
 from actors.protocol.failures import Acknowledged
 from actors.protocol.job_news import NeedBatch
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
@@ -44,7 +38,7 @@ from transport.errors import HeadraceError
 
 
 class Owner(Protocol):
-    """Is the job, as far as issuing needs it."""
+    """Stands for the part of the job that issuing needs."""
 
     @property
     def over(self) -> bool:
@@ -60,12 +54,12 @@ class Owner(Protocol):
         ...
 
     def fail(self, reason: str) -> None:
-        """The job has failed before its first step."""
+        """Let the job fail, before its first step."""
         ...
 
 
 class Issuing:
-    """It issues the batches of one job."""
+    """Issues the batches of one job."""
 
     def __init__(
         self, context: Context, config: JobConfig, owner: Owner, scheduler: ActorRef, stop_token_ids: tuple[int, ...]
@@ -87,16 +81,16 @@ class Issuing:
         )
         self._issuing: set[tuple[int, int]] = set()
         self._asked_again = asyncio.Event()
-        """Event: the scheduler knows something new about the prompt source, so it is no use to wait longer."""
+        """Event: the scheduler has asked again, as the prompt source has changed; ends the pause before a retry."""
         self._told_unreadable: set[int] = set()
         self._told_overlap = False
         self._told_passed = {"": 0, " of eval.data": 0}
-        """Rows that were passed over when that was told last, of training and of the evaluation."""
+        """Numbers of rows passed over, as people were last told: of the training data, and of the evaluation's."""
         self._told_replaced = False
         self._told_once = config.scheduling.policy != "planned"
 
     def need(self, order: NeedBatch) -> None:
-        """The scheduler has room for a batch, or wants more prompts for one, or the batch of an evaluation."""
+        """Issue what the scheduler asks for: a batch, more prompts for one, or the batch of an evaluation."""
         key = (order.step, order.start)
         if key in self._issuing:
             self._asked_again.set()
@@ -132,10 +126,10 @@ class Issuing:
         self._asked_again.clear()
 
     async def _try(self, order: NeedBatch) -> bool:
-        """False: no prompt source has registered yet.
+        """Issue what was ordered; False if no prompt source has registered yet.
 
         Raises:
-            AskError: it is worth another try.
+            AskError: an ask failed in a way that is worth another try.
         """
         config, step, per_step = self._config, order.step, self._config.algorithm.prompts_per_step
         count, start = order.count or per_step, order.start if order.start >= 0 else step * per_step
@@ -163,7 +157,7 @@ class Issuing:
         return True
 
     async def _evaluate(self, step: int, source: ActorAddress) -> None:
-        """Issue the prompts of an evaluation, all of them: an evaluation of no prompt is none."""
+        """Issue all prompts of an evaluation; if it has none, it is given up."""
         config = self._config.eval
         assert config is not None, "only a job with an evaluation is asked for one"
         count = config.prompts or self._config.limits.evaluation_prompts
@@ -181,24 +175,24 @@ class Issuing:
             step=step,
             group_size=self._config.algorithm.group_size if config is None else config.samples,
             sampling=self._sampling if config is None else self._evaluation_sampling,
-            prompts=[Prompt(p.prompt, p.token_ids, p.context, p.answer_tokens) for p in prompts],
+            prompts=prompts,
             episodes=_episode_limits(self._config if config is None else self._config.evaluation),
         )
 
     async def _unreadable(self, step: int, error: HeadraceError) -> None:
-        """The prompts of ``step`` will never come."""
+        """Tell people and the scheduler that the prompts of ``step`` will never come."""
         why = f"the prompts of {name_of_batch(step)} cannot be read: {_cause(error)}"
         if step not in self._told_unreadable:
             self._told_unreadable.add(step)
             self._ctx.log.error("the job ends for want of prompts", step=step, why=why)
-            said_now = why if step > 0 else ""  # else the job fails at once, or the scheduler says so
+            said_now = why if step > 0 else ""  # else the job fails at once, or the scheduler tells people
             self._owner.event("prompts_unreadable", said_now, step=step, why=why)
         await self._no_more(step, why, why)
 
     async def _no_more(self, step: int, failed: str, why_none: str) -> None:
-        """The step before ``step`` is the last; without one the job has failed for the reason ``why_none``.
+        """End the job with the step before ``step``; if there is none it fails, for the reason ``why_none``.
 
-        So has one whose first evaluation has no prompts: later ones are left out.
+        It fails too if its first evaluation has no prompts; a later evaluation is given up.
         """
         if step in (0, evaluation_step(0)):
             self._owner.fail(why_none)
@@ -211,7 +205,7 @@ class Issuing:
     # ------------------------------------------------------------ reading
 
     async def _read(self, wanted: ReadPrompts, source: ActorAddress) -> list[SourcedPrompt]:
-        """The prompts that are wanted; fewer where the data end."""
+        """The prompts that are wanted; fewer if the data end."""
         limits, found = self._config.limits, list[SourcedPrompt]()
         patience_s = limits.read_timeout_s + limits.ask_timeout_s  # the prompt source gives up first, and says why
         count, told_s = wanted.count, self._ctx.now()
@@ -280,5 +274,5 @@ def _progress(read: PromptsRead, found: int, count: int) -> str:
 
 
 def _cause(error: HeadraceError) -> str:
-    """What was said by whoever was asked."""
+    """The error's text; of a remote error, what the other side wrote, without the names of asker and target."""
     return error.detail if isinstance(error, RemoteError) else str(error)

@@ -2,11 +2,11 @@
 
     scheduler ──NeedBatch──▶ job ──ReadPrompts──▶ prompts        job ──IssueBatch──▶ scheduler
     scheduler ──StepCommitted, CheckpointStored──▶ job ──StepRow, Event──▶ metrics
-                                                   └──JobEvent──▶ whoever runs it
+                                                   └──JobEvent──▶ the process that runs it
 
     loop            waits for                      unblocked by
-    issue a batch   the prompt source              its registration, for the scheduler asks again then; tried
-                                                   again until the batch is issued or can never be (issuing.py)
+    issue a batch   the prompt source              its registration, upon which the scheduler asks again; retried
+                                                   until the batch is issued or can never be (issuing.py)
     stop            the final checkpoint           CheckpointStored(final)
 
 Invariants
@@ -31,7 +31,6 @@ from actors.core.patience import Patience
 from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.watch import Down
-from actors.jobs.evaluation_rows import FILE as EVALUATIONS
 from actors.jobs.evaluation_rows import EvalRow, version_of_row
 from actors.jobs.evaluation_rows import read_rows as read_evaluations
 from actors.jobs.evaluation_rows import row_of as row_of_evaluation
@@ -58,6 +57,7 @@ from actors.protocol.job_news import (
 from actors.protocol.jobs import JobState
 from actors.protocol.metrics import Event, Flush, Flushed, StepRow
 from actors.protocol.services import RegisterService
+from configs.run_files import EVALUATIONS, METRICS
 from configs.schema import JobConfig
 from transport.address import ActorAddress
 
@@ -69,10 +69,14 @@ class NotPossible(ReplyError):
 
 
 class Job(RegisteredActor):
-    """``stop_token_ids``: see ``stop_tokens.py``. ``restarts``: the supervisors' count, instead of the scheduler's.
-    ``take_cost``: what the job's machines have cost since any life of it last asked; None: they have no prices.
-    ``take_bill``: columns of what its functions have been billed, asked for before the cost; None: it has none.
-    ``listener``: who is told of everything, for whoever runs the job.
+    """Runs one job: issues its batches, keeps its record, answers its operator.
+
+    Args:
+        stop_token_ids: see ``stop_tokens.py``.
+        restarts: returns the supervisors' count of restarts, which replaces the scheduler's.
+        take_cost: returns what the job's machines have cost since the call before; None: no prices are known.
+        take_bill: returns the columns of what its functions were billed, before ``take_cost``; None: it has none.
+        listener: is told every JobEvent, on behalf of the process that runs the job.
     """
 
     def __init__(
@@ -102,21 +106,19 @@ class Job(RegisteredActor):
         """Rows of eval.jsonl by version."""
         self._watch = RunWatch(config.limits, self._warn)
         self._hopeless = ""
-        """Why the run is being ended as failed; empty while it is not."""
+        """Reason why the run is being ended as failed; empty while it is not."""
         self._checkpoint_waiters: list[tuple[int, asyncio.Future[jm.CheckpointReport]]] = []
-        """Waiters, and the steps committed when they asked: a checkpoint of no later one is not meant."""
+        """Waiters, each with the number of steps committed when it asked: a checkpoint of more steps answers it."""
         self._checkpoint = ""
         self._reason = ""
         self._waiting_for = ""
-        self._started_s = 0.0
-        self._ended_s: float | None = None
         self._over = asyncio.Event()
         self.state = JobState.SUBMITTED
 
     # ------------------------------------------------------------ for the process that hosts the job
 
     async def wait_over(self, timeout_s: float | None = None) -> JobState:
-        """Until the job is finished, failed or interrupted, or this actor has ended.
+        """Wait until the job is finished, failed or interrupted, or this actor has ended.
 
         Raises:
             TimeoutError.
@@ -128,13 +130,11 @@ class Job(RegisteredActor):
     def result(self) -> dict[str, Any]:
         """The object that ``run --json`` prints. ``reward_*`` are None before the first step."""
         summary = self._summary
-        ended = self._ended_s if self._ended_s is not None else self.ctx.now()
         known = {
             "job": self._config.name,
             "state": self.state.value,
             **summary.result(),
             **({} if self._config.eval is None else {"eval": summary_of_evaluations(self._evaluations.values())}),
-            "seconds": round(ended - self._started_s, 3),
             "checkpoint": self._checkpoint,
             **({"error": self._reason} if self.state is JobState.FAILED else {}),
         }
@@ -144,36 +144,35 @@ class Job(RegisteredActor):
     # ------------------------------------------------------------ life
 
     async def on_start(self) -> None:
-        self._started_s = self.ctx.now()
         self._scheduler = self.ctx.ref(self._scheduler_at)
         self._batches = Issuing(self.ctx, self._config, self, self._scheduler, self._stop_token_ids)
         if self._run_dir is not None:
-            rows = await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl")
+            rows = await self.ctx.run_blocking(read_rows, self._run_dir / METRICS)
             for row in rows:
                 self._summary.add(row)
             for row in await self.ctx.run_blocking(read_evaluations, self._run_dir / EVALUATIONS):
                 self._evaluations[version_of_row(row)] = row
             self._watch.take_over(rows, self._config.staleness + 2)
         self._publish("begun", {})
-        self.obey(self._scheduler_at, math.inf)  # whether it stays away, its supervisor decides
+        self.obey(self._scheduler_at, math.inf)  # only its supervisor decides when it is gone for good
         await self.register()
 
     async def on_stop(self) -> None:
         self._over.set()
 
-    async def introduce(self, hub: ActorRef) -> None:
+    async def introduce(self, scheduler: ActorRef) -> None:
         if self.state.over:
-            return  # nothing more is to be done by either
+            return  # neither has anything more to do
         service = RegisterService(job=self._config.name, role="job", address=self.ctx.self_address)
-        await hub.ask(service, Acknowledged)
-        progress = await hub.ask(QueryProgress(job=self._config.name), Progress)
+        await scheduler.ask(service, Acknowledged)
+        progress = await scheduler.ask(QueryProgress(job=self._config.name), Progress)
         if progress.paused and self.state in (JobState.SUBMITTED, JobState.RUNNING):
-            self._change(JobState.PAUSED)  # by the operator of the head before this one
+            self._change(JobState.PAUSED)  # its operator paused it under the head before this one
         if progress.stopping:
             self._hopeless = self._hopeless or self._watch.hopeless_before
             self._change(JobState.STOPPING, self._hopeless or _STOPPED)
 
-    def hub_lost(self, message: Down) -> None:
+    def scheduler_lost(self, message: Down) -> None:
         if not self.state.over:
             self.register_again()
 
@@ -204,13 +203,13 @@ class Job(RegisteredActor):
             self._publish("message", {"message": message})
 
     def waits(self, what: str) -> None:
-        """Tell whoever looks on what the next batch waits for; empty: for nothing."""
+        """Publish what the next batch waits for; empty: nothing."""
         if what != self._waiting_for:
             self._waiting_for = what
             self._publish("waiting", {"waiting_for": what})
 
     def fail(self, reason: str) -> None:
-        """Nothing can be trained."""
+        """Let the job fail: nothing can be trained."""
         self._change(JobState.FAILED, reason)
 
     # ------------------------------------------------------------ the record
@@ -223,7 +222,7 @@ class Job(RegisteredActor):
             self._event("step_replayed", step=news.step)
             return
         if news.step < self._summary.steps:
-            return  # a scheduler that restarted tells what its former life may not have told
+            return  # a restarted scheduler repeats news that its former life may not have sent
         row = row_of(news.metrics)
         if self._restarts is not None:
             row["restarts"] = self._restarts()
@@ -243,7 +242,7 @@ class Job(RegisteredActor):
     @handles(EvaluationDone)
     async def evaluation_done(self, news: EvaluationDone) -> None:
         if not news.figures or news.version in self._evaluations:
-            return  # a scheduler that restarted tells what its former life may not have told
+            return  # a restarted scheduler repeats news that its former life may not have sent
         row = self._evaluations[news.version] = row_of_evaluation(news.version, news.figures)
         if self._metrics_at is not None:
             self.ctx.ref(self._metrics_at).tell(EvaluationRow(job=self._config.name, row=row))
@@ -252,7 +251,7 @@ class Job(RegisteredActor):
             self._change(JobState.FINISHED)
 
     async def _end_early(self) -> None:
-        """Have the checkpoint taken, and no further step; its arrival makes the job a failed one."""
+        """Have a checkpoint taken, and no further step; the job fails when the checkpoint comes."""
         patience = Patience(self._config.limits, self.ctx.rng("end early"))
         while not self.state.over:
             try:
@@ -269,12 +268,12 @@ class Job(RegisteredActor):
 
     @handles(StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded)
     async def worker_news(self, news: WorkerNews) -> None:
-        """It concerns only whoever runs the job."""
+        """Pass the news on to the listener, which alone needs it."""
         if self._listener is not None:
             self.ctx.ref(self._listener).tell(news)
 
     def _warn(self, warned: Warned) -> None:
-        """Tell people, and events.jsonl."""
+        """Tell people of trouble, and write it to events.jsonl."""
         self._event("trouble", kind=warned.kind, message=warned.text, count=warned.times)
         self._publish("trouble", {"trouble": warned.kind, "message": warned.text, "count": warned.times})
 
@@ -315,14 +314,13 @@ class Job(RegisteredActor):
         self._event("job_state", state=state.value, reason=reason)
         self._publish("state", {"state": state.value, "reason": reason})
         if state.over:
-            self._ended_s = self.ctx.now()
             for _, waiter in self._checkpoint_waiters:
                 if not waiter.done():
                     waiter.set_exception(NotPossible(f"the job is {state}: no further checkpoint will be taken"))
             self.ctx.start_task(self._end(), "end")
 
     async def _end(self) -> None:
-        """Whoever waits for the end finds the last row in its file."""
+        """Announce the end, once the last row is in its file."""
         if self._metrics_at is not None:
             try:
                 await self.ctx.ref(self._metrics_at).ask(Flush(job=self._config.name), Flushed)

@@ -1,9 +1,9 @@
-"""Which tokens end a response, and who says so: all of them do, since files of one model often disagree.
+"""Which tokens end a response: all that any file of the model names, since the files often disagree.
 
 generation_config.json ┐
-config.json            ├─▶ eos_token_id, one or several
-tokenizer_config.json  ── eos_token, a text ─▶ its id
-the chat template      ── what it writes behind an answer (``supervisors/jobs/model_text.py`` asks transformers)
+config.json            ┴─▶ eos_token_id, one or several
+tokenizer_config.json, else special_tokens_map.json ── eos_token, a text ─▶ its id
+the chat template      ── what it writes behind an answer (``supervisors/preparation/model_text.py`` asks transformers)
 rollout.stop           ── texts of the job file ─▶ their ids
 """
 
@@ -19,7 +19,7 @@ from configs.model_files import ModelFileBroken, read_model_file
 from transport.errors import HeadraceError
 
 Claim = tuple[int, str]
-"""An id that ends a response, and who says so."""
+"""Id of a token that ends a response, and the file or key that says so."""
 
 
 class BadStopToken(HeadraceError):
@@ -30,11 +30,11 @@ class BadStopToken(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class EndToken:
-    """Names a token that ends a response."""
+    """Holds a token that ends a response, and the sources that say so."""
 
     id: int
     text: str
-    """Empty where the files do not tell."""
+    """Text of the token; empty if the files do not tell."""
     sources: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class EndToken:
 
 
 def stop_token_ids(model_path: Path, stop: Sequence[str] = ()) -> tuple[int, ...]:
-    """The ids that files and job name, ascending; see ``end_tokens``."""
+    """The ids that the model's files and ``stop`` name, ascending; see ``end_tokens``."""
     return tuple(token.id for token in end_tokens(model_path, stop))
 
 
@@ -50,7 +50,7 @@ def end_tokens(model_path: Path, stop: Sequence[str] = (), further: Iterable[Cla
     """All tokens that end a response, by id. Reads JSON files of the HF directory, without torch or transformers.
 
     Raises:
-        BadStopToken: naming the file, or the text, and what to do.
+        BadStopToken: the message names the file, or the text, and what to do.
     """
     try:
         names = _Names(model_path)
@@ -96,7 +96,7 @@ def _of_tokenizer(model_path: Path, names: _Names) -> list[Claim]:
 
 
 class _Names:
-    """Knows the tokens that the tokenizer's files list. The large file is read only where the small ones fail."""
+    """Knows the tokens that the tokenizer's files list. Reads tokenizer.json, which is large, only if it has to."""
 
     def __init__(self, model_path: Path) -> None:
         self._path = model_path
@@ -118,7 +118,7 @@ class _Names:
         vocabulary = content.get("model", {}).get("vocab")
         if isinstance(vocabulary, dict):
             found.update(cast("dict[str, int]", vocabulary))
-        elif isinstance(vocabulary, list):  # of pieces with their scores
+        elif isinstance(vocabulary, list):  # a list of pieces with their scores
             found.update({str(cast("list[Any]", piece)[0]): i for i, piece in enumerate(cast("list[Any]", vocabulary))})
         return found | {str(token["content"]): int(token["id"]) for token in content.get("added_tokens", [])}
 
@@ -130,7 +130,7 @@ def _single_token(model_path: Path, text: str) -> int:
     if not path.exists():
         raise BadStopToken(f"rollout.stop: {model_path.name} has no tokenizer.json, so {text!r} cannot be looked up")
     tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()  # a file may carry them from whoever saved it
+    tokenizer.no_truncation()  # the file may have been saved with either
     tokenizer.no_padding()
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     if len(ids) != 1:

@@ -1,10 +1,13 @@
-"""What a run comes to: rows of metrics.jsonl in, the object that ``run --json`` prints out."""
+"""The summary of a run: made from the rows of metrics.jsonl, printed by ``run --json``."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
+from typing import Any
+
+from actors.host.plain_file import json_object, newest_lines
+from configs.limits import DEFAULT_LIMITS
 
 Row = dict[str, float | int | str | None]
 
@@ -42,14 +45,15 @@ _COUNTS = frozenset(
 
 
 def row_of(metrics: dict[str, float]) -> Row:
-    """A line of metrics.jsonl: what counts something is a whole number there, and a mean of nothing is None."""
+    """A line of metrics.jsonl, in which counts are whole numbers and a mean of nothing is None."""
     return {
-        name: None if math.isnan(value) else int(value) if name in _COUNTS else value for name, value in metrics.items()
+        name: None if not math.isfinite(value) else int(value) if name in _COUNTS else value
+        for name, value in metrics.items()
     }
 
 
 def cost_of(row: Row, spent: float) -> Row:
-    """The columns of a step in which ``spent`` was spent; a step without tokens has no price for them."""
+    """The cost columns of a step that cost ``spent``; a step without tokens has no cost per token."""
     tokens = number(row, "tokens_generated")
     columns: Row = {"cost": spent}
     if tokens:
@@ -58,25 +62,36 @@ def cost_of(row: Row, spent: float) -> Row:
 
 
 def number(row: Row, name: str) -> float:
-    """What a row says under ``name``; 0 where it says nothing."""
+    """The value of a row's column ``name``; 0 where it is missing, None or no number."""
     value = row.get(name)
-    return float(value) if value is not None else 0.0
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of an earlier part of this run, one a step, the last one wins; a torn or damaged line is passed over."""
-    rows: dict[int, Row] = {}
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        try:
-            row: Row = json.loads(line)
-            rows[int(row["step"] or 0)] = row
-        except (ValueError, KeyError, TypeError):
-            continue
-    return [rows[step] for step in sorted(rows)]
+    """The rows of an earlier part of this run, one a step.
+
+    Raises:
+        ConfigError: ``path`` is no plain file.
+    """
+    return read_lines(path, "step")
+
+
+def read_lines(path: Path, number: str) -> list[dict[str, Any]]:
+    """Rows of a file of JSON lines, one for each value of column ``number``: the last wins; torn lines are skipped.
+
+    Raises:
+        ConfigError: ``path`` is no plain file.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for line in newest_lines(path, DEFAULT_LIMITS.run_record_bytes):
+        row = json_object(line)
+        if row is not None and isinstance(value := row.get(number), int):
+            rows[value] = row
+    return [rows[value] for value in sorted(rows)]
 
 
 class Summary:
-    """It adds rows up. The first and last five rewards are kept, and sums of the rest."""
+    """Adds up rows: keeps the first and the last five rewards, sums of other columns, and the newest row."""
 
     def __init__(self) -> None:
         self._first: list[float] = []
@@ -86,6 +101,8 @@ class Summary:
         self.samples_dropped = 0
         self.tokens = 0
         self.spent = 0.0
+        self.seconds = 0.0
+        """Time of all steps, from commit to commit: the same in every life, and for whoever reads the files."""
         self.bill: dict[str, float] = {}
         self.newest: Row = {}
 
@@ -108,13 +125,14 @@ class Summary:
         self.samples_dropped += int(number(row, "samples_dropped"))
         self.tokens += int(number(row, "tokens_generated"))
         self.spent += number(row, "cost")
+        self.seconds += number(row, "seconds")
         for name in (*BILL, *FILTER):
             if name in row:
                 self.bill[name] = self.bill.get(name, 0.0) + number(row, name)
         self.newest = row
 
     def result(self) -> dict[str, float | int | str | None]:
-        """The part of the object that ``run --json`` prints that follows from the rows."""
+        """The part of the object printed by ``run --json`` that follows from the rows."""
         newest = self.newest
         return {
             "steps": self.steps,
@@ -123,6 +141,7 @@ class Summary:
             "samples": self.samples,
             "samples_dropped": self.samples_dropped,
             "tokens": self.tokens,
+            "seconds": round(self.seconds, 3),
             "restarts": newest.get("restarts", 0),
             "prompts_lost": newest.get("prompts_lost", 0),
             "samples_trained_twice": newest.get("samples_trained_twice", 0),

@@ -5,8 +5,8 @@
                                                  └─ empty steps ─▶ why the run must end
 
 Invariants
-- A kind is told at counts 1, 2, 4, …: a run of a thousand bad steps says ten lines of them.
-- A step counts as empty if none of its samples was trained; a step that was is the end of such a row.
+- A kind is told at counts 1, 2, 4, …, so a thousand bad steps make ten lines. A kind that is counted in steps in a row
+  is told from ``limits.warn_after_steps`` on. A step is empty if none of its samples was trained.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from actors.jobs.summary import Row, number
+from actors.protocol.endings import BOUNDS, CUT, column
 from actors.protocol.failures import FailureKind
 from actors.protocol.job_news import Trouble
 from configs.limits import Limits
 
 _RECENT_STEPS: Final = 8
-"""Steps over which shares are told."""
+"""Number of newest steps over which the share of lost samples is told, at least."""
 _HAPPENED: Final[dict[str, str]] = {
     FailureKind.NO_RESULT: "had no verdict",
     FailureKind.DATA: "were set aside",
@@ -30,41 +31,48 @@ _HAPPENED: Final[dict[str, str]] = {
     FailureKind.BUG: "failed",
 }
 
+_RAISE: Final[dict[str, str]] = {
+    "request": "have the agent ask for more tokens",
+    "context": "lower environment.turns_max, or take a model with a longer context",
+    "mid_turn": "have the agent wait longer",
+}
+"""Label of an ending → what to do about it; of those that are bounds of the job: raise the bound."""
+
 
 class Warned(NamedTuple):
-    """It is what people are told now."""
+    """Holds a warning that people are to be given now."""
 
     kind: str
     text: str
     times: int
-    """How often it was met, or in how many steps."""
+    """Number of times that the trouble was met, or of steps in which it was."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _StepCounts:
     samples: int
     lost: int
     dropped: dict[str, int]
 
 
 class RunWatch:
-    """It looks at each committed step, and hears of every trouble. ``tell`` gets what people are to be told now."""
+    """Watches the committed steps, and hears of every trouble. ``tell`` gets what people are to be told now."""
 
     def __init__(self, limits: Limits, tell: Callable[[Warned], None]) -> None:
         self._limits = limits
         self._tell = tell
-        self._recent: deque[_Step] = deque(maxlen=max(_RECENT_STEPS, limits.empty_steps_max))
+        self._recent: deque[_StepCounts] = deque(maxlen=max(_RECENT_STEPS, limits.empty_steps_max))
         self._counts: dict[str, tuple[int, int]] = {}
-        """Kind → (how often so far or in a row, how often when it was last told); at most ``limits.troubles_kept``."""
+        """Kind → (count so far or in a row, count when it was last told); at most ``limits.troubles_kept`` kinds."""
         self._empty = 0
-        """Steps in a row without a sample."""
+        """Number of steps in a row without a trained sample."""
         self._bearable = limits.empty_steps_max
         """Number of such steps at which the run must end."""
         self.hopeless_before = ""
-        """Reason why a former life of the job's actor wanted the end, if it did."""
+        """Reason why a former life of the job's actor wanted to end the run; empty if it did not."""
 
     def trouble(self, news: Trouble) -> None:
-        """Count what somebody has met."""
+        """Count a trouble that an actor has met, and tell of it if it is time."""
         total, told = self._add(news.kind, news.count)
         if total:
             text = f"{news.text} ({total} times so far)" if told else news.text
@@ -73,7 +81,7 @@ class RunWatch:
     def take_over(self, rows: Iterable[Row], ahead: int) -> None:
         """Begin after ``rows`` of a former life of the job's actor, or of the run that is resumed.
 
-        ``ahead``: steps whose samples may have been dropped in that life, whatever has been mended since.
+        ``ahead``: number of coming steps whose samples that life may have dropped, whatever has been mended since.
         """
         for row in rows:
             self._count(row)
@@ -82,9 +90,9 @@ class RunWatch:
             self._bearable = self._empty + ahead + self._limits.empty_steps_max
 
     def step(self, row: Row, dropped: dict[str, int]) -> None:
-        """Take in a step, and tell what is to be told of it."""
+        """Count a step, and tell of its troubles if it is time."""
         trained, lost = int(number(row, "samples")), int(number(row, "samples_dropped"))
-        self._recent.append(_Step(trained + lost, lost, dropped))
+        self._recent.append(_StepCounts(trained + lost, lost, dropped))
         self._count(row)
         limits, cut = self._limits, number(row, "truncated_fraction")
         many = lost > 0 and lost >= limits.warn_fraction * (trained + lost)
@@ -97,7 +105,7 @@ class RunWatch:
         if equal:
             self._tell(Warned("equal_rewards", _equal(equal, row), equal))
         if long:
-            self._tell(Warned("responses_cut", _cut(long, cut), long))
+            self._tell(Warned("responses_cut", _cut(long, cut, row), long))
 
     def _count(self, row: Row) -> None:
         if number(row, "samples"):
@@ -107,18 +115,18 @@ class RunWatch:
 
     @property
     def hopeless(self) -> str:
-        """Why the run must end: too many steps in a row were empty. Empty text while it may go on."""
+        """Why the run must end, as too many steps in a row were empty; an empty text while it may go on."""
         if self._empty < self._bearable:
             return ""
         cause = f": {self.cause()}" if self._recent else ""
         return f"no sample of {self._empty} steps in a row could be trained{cause}"
 
     def cause(self) -> str:
-        """What has become of the samples of the last steps, and the reason of most."""
+        """What has become of the samples of the last steps, and the most frequent reason."""
         return f"{self._share()}: {self._first()}"
 
     def _add(self, kind: str, count: int) -> tuple[int, int]:
-        """Count: how often so far if that is to be told now, else 0; and how often when it was last told."""
+        """Add to the count of ``kind``: the new count if that is to be told now, else 0, and the one told last."""
         before, told = self._counts.pop(kind, (0, 0))
         total = before + count
         due = total >= 2 * told
@@ -128,7 +136,7 @@ class RunWatch:
         return (total if due else 0), told
 
     def _in_a_row(self, kind: str, so: bool) -> int:
-        """Steps in a row of which ``so`` holds, if that is to be told now, else 0."""
+        """Number of steps in a row for which ``so`` was true, if it is to be told now, else 0."""
         count, told = self._counts.get(kind, (0, 0))
         count = count + 1 if so else 0
         due = count >= max(2 * told, self._limits.warn_after_steps)
@@ -173,8 +181,14 @@ def _equal(steps: int, row: Row) -> str:
     )
 
 
-def _cut(steps: int, fraction: float) -> str:
+def _cut(steps: int, fraction: float, row: Row) -> str:
+    shares = {ending.label: number(row, column(ending)) for ending in CUT}
+    most = max(shares, key=lambda label: shares[label])  # of single responses there are no such columns: max_tokens
+    others = fraction - shares[most] > 0.005 and any(shares.values())
+    who = "episodes" if any(shares.values()) else "responses"
+    how = f"{BOUNDS[most]}, or else" if others else BOUNDS[most]
+    advice = f"{_RAISE.get(most, 'raise it')}, or see in headrace samples RUN_DIR why they do not end"
     return (
-        f"in {steps} steps in a row most responses were cut at rollout.max_tokens ({fraction:.0%} in the last one), so "
-        "their ends were never scored: raise it, or see in headrace samples RUN_DIR why they do not end"
+        f"in {steps} steps in a row most {who} were {how} ({fraction:.0%} in the last one), so their ends were never "
+        f"scored: {advice}"
     )

@@ -9,7 +9,7 @@ Invariants
   not for ``width``.
 
         queued → assigned → streaming → finished → scored → granted → committed
-           ▲________│___________│           └── dropped(reason), from any state before granted
+           ▲________│___________│           └── dropped(reason), from any state before granted, or left out by a commit
 
     episodes: waiting ─Turned─▶ queued → assigned → streaming ─▶ waiting ─EpisodesEnded─▶ scored → granted → committed
 """
@@ -29,13 +29,13 @@ from actors.protocol.episodes import ENVIRONMENT, EpisodeLimits
 
 
 class SampleState(enum.IntEnum):
-    """A sample is in exactly one of these states."""
+    """Names the states of a sample, which is in exactly one of them."""
 
     QUEUED = 0
     ASSIGNED = 1
     STREAMING = 2
     WAITING = 3
-    """An episode waits for its environment."""
+    """Waiting for its environment, as only an episode does."""
     FINISHED = 4
     SCORED = 5
     GRANTED = 6
@@ -48,29 +48,38 @@ _COLUMNS = (
     *("state", "length", "finish", "reward", "reward_parts", "assignment", "former", "holder", "attempts"),
     *("failures", "crashes", "limit", "turns", "lives", "last_worker"),
 )
-"""Columns of a batch with an entry a row, beside those of tokens."""
+"""Columns of a batch with one entry per row; the columns of tokens are apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """The responses of some rows stand end to end: row i owns the next ``lengths[i]`` entries."""
+    """Holds the responses of some rows, end to end: row i owns the next ``lengths[i]`` entries."""
 
     rows: np.ndarray  # int32[n]
     lengths: np.ndarray  # int32[n]
     tokens: np.ndarray  # int32[sum(lengths)]
     logprobs: np.ndarray  # float32[sum(lengths)]
     versions: np.ndarray  # int32[sum(lengths)]
+    routes: np.ndarray | None = None  # uint8[sum(lengths), bytes], as in TokensAppended
 
     @property
     def said(self) -> np.ndarray:
-        """int64[n] tokens of each row that the model has said."""
+        """int64[n] number of the model's own tokens in each row."""
         ends = np.cumsum(self.lengths)
         counts = np.append(0, np.cumsum(self.versions >= 0))
         return counts[ends] - counts[ends - self.lengths]
 
 
 class StepBatch:
-    """It holds all samples of one training step."""
+    """Holds all samples of one training step, or of one evaluation, from its issue until its step is forgotten.
+
+    batch = StepBatch(BatchIssued(step=7, group_size=8, ...))          # 32 prompts: rows 0 … 255, all queued
+    rows = batch.rows_of(prompts, siblings)                            # a sample by its name ↔ its row
+    batch.require(rows, (SampleState.QUEUED,), "assign")               # or IllegalTransition, before anything changes
+    batch.put(rows, offsets, counts, tokens, logprobs, versions)       # what a report brings, all rows at once
+    stopped, spent = batch.ended(rows)                                 # which of them are over by now
+    batch.archive()                                                    # committed: only the responses are kept
+    """
 
     def __init__(self, event: BatchIssued) -> None:
         prompts = event.prompts
@@ -86,16 +95,16 @@ class StepBatch:
         self.prompts = prompts
         self.prompt_ids: list[np.ndarray] = np.split(event.prompt_ids, np.cumsum(event.prompt_lengths)[:-1])
         self.prompt_tokens = len(event.prompt_ids) / len(prompts)
-        """Mean length of the prompts."""
+        """Mean length of the prompts, in tokens."""
         self.contexts = event.contexts
         self.beside_step = -1
-        """Newest step that had been issued before this batch, where it evaluates a version."""
+        """Newest step that had been issued before this batch, if it evaluates a version; else -1."""
         self.episodes = event.episodes
         """Bounds of the episodes; None: each prompt is answered once."""
         if event.episodes is not None:
             _check_limits(event, event.episodes)
         self.width = event.sampling.max_tokens if event.episodes is None else event.episodes.episode_tokens
-        """Most tokens of a row."""
+        """Number of tokens that a row has at most."""
         n, t = len(prompts) * event.group_size, self.width
         self.stop_ids = np.asarray(event.sampling.stop_token_ids, np.int32)
         begins = SampleState.QUEUED if event.episodes is None else SampleState.WAITING
@@ -104,35 +113,37 @@ class StepBatch:
         self.finish = np.zeros(n, np.uint8)
         self.reward = np.full(n, np.nan)
         self.reward_parts = np.zeros((n, 0))
-        """Rewards that ``reward`` is the weighted sum of, a column each; no column where there is one only."""
+        """Rewards that ``reward`` is the weighted sum of, a column each; no column if there is only one."""
         self.assignment = np.full(n, -1, np.int64)
         self.former = np.full(n, -1, np.int64)
-        """Assignment that a former life of the scheduler gave to ``holder``; -1 if another one was given since."""
+        """Assignment that a former life of the scheduler gave to ``holder``; -1 if the row was handed out since."""
         self.holder = np.full(n, -1, np.int32)
         self.last_worker = np.full(n, -1, np.int32)
-        """Worker that had the row last; -1: nobody has had it."""
+        """Worker to which the row was handed out last; -1: to none yet."""
         self.attempts = np.zeros(n, np.int32)
-        """Times that the row was handed out; of an episode: in its present turn."""
+        """Number of times that the row was handed out; of an episode: in its present turn."""
         self.failures = np.zeros(n, np.int32)
         self.crashes = np.zeros(n, np.int32)
-        """Engines that crashed while they held the row and it could have been why; from 1 on it is a suspect."""
+        """Number of engines that crashed while they held the row, maybe because of it; from 1 on it is a suspect."""
         self.limit = np.full(n, t, np.int32)
         """Position at which the present turn ends at the latest."""
         self.turns = np.zeros(n, np.int32)
-        """Turns that the model has taken, or takes; 0 where there are no episodes."""
+        """Number of turns that the model has taken or is taking; 0 if there are no episodes."""
         self.lives = np.zeros(n, np.int32)
-        """Lives of the environment so far; EpisodeName.attempt of the present one."""
+        """Number of lives of the environment so far: ``EpisodeName.attempt`` of the present one."""
         self.drop_reasons: dict[int, str] = {}
         self._tokens = zeros_by_page((n, t), np.int32)
         self._logprobs = zeros_by_page((n, t), np.float32)
         self._versions = zeros_by_page((n, t), np.int32)
+        self._routes: np.ndarray | None = None
+        """uint8[n, t, bytes], all 0 where not known; None: no token has come with any."""
         self._archive: Ragged | None = None
 
     def extend(self, more: BatchExtended) -> None:
         """Append the rows of further prompts. Every other row keeps its number and all that it holds.
 
         Raises:
-            IllegalTransition: it is committed, or the prompts do not follow on its own.
+            IllegalTransition: the batch is committed, or the prompts do not follow on those that it has.
         """
         if self.committed or not len(more.prompts) or int(more.prompts[0]) <= int(self.prompts[-1]):
             raise IllegalTransition(f"step {self.step}: cannot extend it by prompts {more.prompts.tolist()}")
@@ -156,6 +167,9 @@ class StepBatch:
             whole = zeros_by_page((len(self), self.width), held.dtype)
             whole[:before, :width] = held[:, :width]
             setattr(self, name, whole)
+        if (held := self._routes) is not None:
+            self._routes = zeros_by_page((len(self), self.width, held.shape[2]), np.uint8)
+            self._routes[:before, :width] = held[:, :width]
 
     def __len__(self) -> int:
         return len(self.state)
@@ -166,7 +180,7 @@ class StepBatch:
 
     @property
     def generating(self) -> bool:
-        """Whether some samples have not finished."""
+        """Whether some samples are still to be generated."""
         return bool((self.state < SampleState.FINISHED).any())
 
     def rows_of(self, prompts: np.ndarray, siblings: np.ndarray) -> np.ndarray:
@@ -214,6 +228,7 @@ class StepBatch:
         tokens: np.ndarray,
         logprobs: np.ndarray,
         versions: np.ndarray | int,
+        routes: np.ndarray | None = None,
     ) -> None:
         """Write ``counts[i]`` tokens of ``versions[i]`` into ``rows[i]`` from ``offsets[i]`` on; all lie end to end."""
         at = rows.astype(np.int64) * self.width + offsets  # one index: numpy scatters by two half as fast
@@ -223,13 +238,32 @@ class StepBatch:
         self._tokens.reshape(-1)[at] = tokens
         self._logprobs.reshape(-1)[at] = logprobs
         self._versions.reshape(-1)[at] = versions
+        if routes is not None and self._routes is None:
+            self._routes = zeros_by_page((len(self), self.width, routes.shape[1]), np.uint8)
+        if self._routes is not None:
+            self._routes.reshape(-1, self._routes.shape[2])[at] = 0 if routes is None else routes
+
+    @property
+    def route_bytes(self) -> int:
+        """Bytes of a token's routes; 0: no token has any."""
+        held = self._routes if self._archive is None else self._archive.routes
+        return 0 if held is None else held.shape[-1]
+
+    def check_routes(self, routes: np.ndarray) -> None:
+        """Raises IllegalTransition unless tokens of this batch have as many bytes of ``routes`` each."""
+        if self._routes is not None and routes.shape[1] != self._routes.shape[2]:
+            raise IllegalTransition(
+                f"step {self.step}: routes of {routes.shape[1]} bytes a token, after others of {self._routes.shape[2]}"
+            )
 
     def put_marked(self, row: int, tokens: np.ndarray, mark: int) -> None:
-        """Write tokens of an environment behind ``row``; ``mark`` is that of the first one."""
+        """Append tokens of an environment to ``row``; ``mark`` is the mark of the first one."""
         start = self.length[row]
         at = slice(start, start + len(tokens))
         self._tokens[row, at], self._logprobs[row, at], self._versions[row, at] = tokens, 0.0, ENVIRONMENT
         self._versions[row, start] = mark
+        if self._routes is not None:
+            self._routes[row, at] = 0
         self.length[row] += len(tokens)
 
     def held(self, row: int) -> np.ndarray:
@@ -237,7 +271,7 @@ class StepBatch:
         return self._tokens[row, : self.length[row]]
 
     def marks(self, row: int) -> np.ndarray:
-        """int32[length] version of each token of a row that is not committed, or what marks it as no model's."""
+        """int32[length] marks of a row that is not committed: the version of each token, or < 0: not the model's."""
         return self._versions[row, : self.length[row]]
 
     def held_logprobs(self, row: int) -> np.ndarray:
@@ -263,7 +297,7 @@ class StepBatch:
         """Score ``rows``.
 
         Raises:
-            IllegalTransition: these are no rewards of theirs; nothing has changed.
+            IllegalTransition: the rewards do not fit the rows; nothing has changed.
         """
         self.check_rewards(rows, rewards, parts)
         if parts is not None:
@@ -286,7 +320,7 @@ class StepBatch:
             raise IllegalTransition(f"step {self.step}: each part of a reward must be a finite number")
 
     def ended(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows end in a stop token of the model's, and which of the others have spent their budget; bool[n] each.
+        """Which rows end in a stop token of the model's, and which others have reached their limit; bool[n] each.
 
         What an environment has written stops nothing.
         """
@@ -296,10 +330,10 @@ class StepBatch:
         stopped = said & np.isin(self._tokens[rows, last], self.stop_ids)
         return stopped, ~stopped & (length >= self.limits(rows))
 
-    def ragged(self, rows: np.ndarray) -> Ragged:
-        """The responses of ``rows``, copied."""
+    def ragged(self, rows: np.ndarray, *, routes: bool = False) -> Ragged:
+        """The responses of ``rows``, copied; with their ``routes``, which are many times as large, if asked for."""
         if self._archive is not None:
-            return _select(self._archive, rows)
+            return _select(self._archive, rows, routes=routes)
         lengths = self.length[rows]
         width = int(lengths.max(initial=0))
         mask = np.arange(width) < lengths[:, None]
@@ -309,12 +343,14 @@ class StepBatch:
             self._tokens[rows, :width][mask],
             self._logprobs[rows, :width][mask],
             self._versions[rows, :width][mask],
+            self._routes[rows, :width][mask] if routes and self._routes is not None else None,
         )
 
     def archive(self) -> None:
-        """Keep the responses end to end and give the matrices back; after a commit no token is added."""
-        self._archive = self.ragged(np.arange(len(self), dtype=np.int32))
+        """Keep the responses end to end and give the matrices back; no token is added after a commit."""
+        self._archive = self.ragged(np.arange(len(self), dtype=np.int32), routes=True)
         self._tokens = self._logprobs = self._versions = np.zeros((0, 0), np.int32)
+        self._routes = None
 
 
 def _check_limits(event: BatchIssued, limits: EpisodeLimits) -> None:
@@ -326,13 +362,14 @@ def _check_limits(event: BatchIssued, limits: EpisodeLimits) -> None:
         raise IllegalTransition(f"step {event.step}: {limits} leave an episode no turn")
 
 
-def _select(archive: Ragged, rows: np.ndarray) -> Ragged:
+def _select(archive: Ragged, rows: np.ndarray, *, routes: bool) -> Ragged:
     """The entries of ``rows`` of an archive that holds every row in order."""
     ends = np.cumsum(archive.lengths)
     lengths = archive.lengths[rows]
     starts = ends[rows] - lengths
     at = ragged_positions(lengths) + np.repeat(starts, lengths)
-    return Ragged(rows, lengths, archive.tokens[at], archive.logprobs[at], archive.versions[at])
+    held = archive.routes[at] if routes and archive.routes is not None else None
+    return Ragged(rows, lengths, archive.tokens[at], archive.logprobs[at], archive.versions[at], held)
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""One line of the journal's ``samples`` table: how a sample ended, by what two runs are compared."""
+"""Rows of the journal's ``samples`` table: how each sample ended, by which two runs can be compared."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -10,33 +11,52 @@ import numpy as np
 import xxhash
 
 from actors.ledger.batch import Ragged, SampleState, StepBatch
+from actors.protocol.endings import Ending
 from actors.protocol.tokens import FinishReason
 
 _STATES: Final = {int(state): state.name.lower() for state in SampleState}
-_FINISHES: Final = {int(finish): finish.name.lower() for finish in FinishReason}
+_FINISHES: Final = {
+    **{int(ending): ending.label for ending in Ending},
+    **{int(finish): finish.name.lower() for finish in FinishReason},
+}
 
 
 class CommittedSample(msgspec.Struct, frozen=True):
-    """Two that are equal up to ``reward`` are the same sample with the same tokens and the same reward."""
+    """Tells how a sample ended. Two that are equal up to ``reward`` have the same name, tokens and reward."""
 
     job: str
     step: int
     prompt: int
     sibling: int
     state: str
-    """``committed`` or ``dropped``."""
+    """State in which the sample ended: ``committed`` or ``dropped``."""
     tokens_hash: str
-    """xxh3-128 of the response tokens as little-endian int32, in hex; of an episode with those of its environment."""
+    """Hash xxh3-128 of the response tokens as little-endian int32, in hex; in an episode, the environment's too."""
     n_tokens: int
     reward: float | None
     finish: str
     first_version: int | None
-    """Policy version of the model's first token; None where it has said nothing."""
+    """Policy version of the model's first token; None if it has said nothing."""
     last_version: int | None
     attempts: int
-    """Number of times that it was handed to a worker; of an episode: in its last turn."""
+    """Number of times that the sample was handed out; of an episode: in its last turn."""
     reason: str
-    """Reason why it was dropped."""
+    """Reason why the sample was dropped; empty if it was not."""
+
+    @classmethod
+    def of_row(cls, row: Sequence[object]) -> CommittedSample:
+        """A row of the table, as it was read.
+
+        Raises:
+            ValueError: it is none that a run has written.
+        """
+        try:
+            sample = msgspec.convert(dict(zip(cls.__struct_fields__, row, strict=True)), cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"a row of samples is {tuple(row)!r:.200}: {error}") from error
+        if not 0 <= sample.n_tokens < 1 << 31:
+            raise ValueError(f"a row of samples has {sample.n_tokens} tokens")
+        return sample
 
 
 def committed_rows(job: str, batch: StepBatch) -> list[CommittedSample]:
@@ -77,6 +97,6 @@ def _versions(batch: StepBatch, ragged: Ragged, ends: np.ndarray) -> tuple[np.nd
     starts, ends = np.searchsorted(said, ends - ragged.lengths), np.searchsorted(said, ends)
     if not len(said):
         return ends > starts, ends, ends
-    at = np.minimum(np.stack([starts, ends - 1]), len(said) - 1)  # an empty row's are not read
+    at = np.minimum(np.stack([starts, ends - 1]), len(said) - 1)  # positions of empty rows are not read
     first, last = ragged.versions[said[at]]
     return ends > starts, first, last

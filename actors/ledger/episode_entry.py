@@ -4,7 +4,7 @@
     Turned          waiting ─▶ queued: the environment's tokens are there, marked, and a turn of the model is due
     (a turn ends as any hand-out does, and the row waits again)
     EpisodeCut      ─▶ waiting: the end of a row is void
-    EpisodesEnded   ─▶ scored: the row ends where the last whole turn ends
+    EpisodesEnded   ─▶ scored: the row ends with the model's last token
 
 Invariants
 - What an event says is checked against every row before any row changes.
@@ -21,6 +21,7 @@ import numpy as np
 
 from actors.ledger import events as ev
 from actors.ledger.batch import IN_FLIGHT, SampleState, StepBatch
+from actors.ledger.episode_ends import episode_end
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.outcome import Counters, Outcome, let_wait
 from actors.protocol.episodes import ENVIRONMENT, FRESH, EpisodeLimits
@@ -31,36 +32,36 @@ S = SampleState
 _LIVE = (S.QUEUED, *IN_FLIGHT, S.WAITING)
 
 
-class Books(Protocol):
-    """It needs this of the ledger."""
+class EpisodeLedger(Protocol):
+    """Stands for the part of the ledger that this file needs."""
 
     @property
     def counters(self) -> Counters: ...
 
     def batch_of(self, step: int) -> StepBatch | None:
-        """None where its events have been pruned."""
+        """The batch of ``step``; None where its events have been pruned."""
         ...
 
     def end_hand_outs(self, batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None: ...
 
 
 class EpisodeEntry:
-    """It folds the events of episodes."""
+    """Folds the events of episodes into the ledger."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, ledger: EpisodeLedger) -> None:
+        self._ledger = ledger
 
     def begin(self, event: ev.EpisodesBegun) -> Outcome:
         """Count a life of each environment."""
-        if (batch := self._books.batch_of(event.step)) is not None:
+        if (batch := self._ledger.batch_of(event.step)) is not None:
             _limits_of(batch)
             batch.require(event.rows, _LIVE, "begin the episode of")
             batch.lives[event.rows] += 1
         return Outcome()
 
     def turn(self, event: ev.Turned) -> Outcome:
-        """Put down what the environments have said, and queue the model's turns."""
-        batch = self._books.batch_of(event.step)
+        """Enter what the environments have said, and queue the model's turns."""
+        batch = self._ledger.batch_of(event.step)
         if batch is None:
             return Outcome()
         _check_turn(batch, event)
@@ -75,8 +76,8 @@ class EpisodeEntry:
         return Outcome(queued={batch.step: rows})
 
     def cut(self, event: ev.EpisodeCut) -> Outcome:
-        """Void the ends of rows; a turn under way goes with them, or ends with what it has."""
-        batch = self._books.batch_of(event.step)
+        """Cut off the ends of rows. A turn under way ends, and keeps what it has said before the cut."""
+        batch = self._ledger.batch_of(event.step)
         if batch is None:
             return Outcome()
         _limits_of(batch)
@@ -86,31 +87,34 @@ class EpisodeEntry:
         if ((event.lengths < 0) | (event.lengths > batch.length[event.rows])).any():
             raise IllegalTransition(f"step {batch.step}: an episode cannot be cut to more than it has, nor below 0")
         outcome = Outcome()
-        self._books.end_hand_outs(batch, event.rows, outcome)
+        self._ledger.end_hand_outs(batch, event.rows, outcome)
         for row, length in zip(event.rows.tolist(), event.lengths.tolist(), strict=True):
             self._cut(batch, row, length)
         let_wait(batch, event.rows, outcome)
         return outcome
 
     def end(self, event: ev.EpisodesEnded) -> Outcome:
-        """Score episodes, whole turns of which stay."""
-        batch = self._books.batch_of(event.step)
+        """Score episodes; each keeps what the model has said, and no word of the environment behind it."""
+        batch = self._ledger.batch_of(event.step)
         if batch is None:
             return Outcome()
         _limits_of(batch)
         batch.require(event.rows, _LIVE, "end the episode of")
         batch.check_rewards(event.rows, event.rewards, event.parts)
         outcome = Outcome()
-        self._books.end_hand_outs(batch, event.rows, outcome)
+        self._ledger.end_hand_outs(batch, event.rows, outcome)
         for row in event.rows.tolist():
-            self._cut(batch, row, whole_turns(batch.marks(row), under_way=batch.state[row] != S.WAITING))
+            marks, under_way = batch.marks(row), batch.state[row] != S.WAITING
+            mid_turn = bool(under_way and event.keeps_turn and marks[-1] >= 0)
+            self._cut(batch, row, whole_turns(marks, under_way=under_way and not mid_turn))
+            batch.finish[row] = episode_end(batch, row, event.cause, mid_turn=mid_turn)
         batch.enter_rewards(event.rows, event.rewards, event.parts)
         return outcome
 
     def _cut(self, batch: StepBatch, row: int, length: int) -> None:
         marks = batch.marks(row)
         if not is_evaluation(batch.step):
-            self._books.counters.tokens_discarded += int(np.count_nonzero(marks[length:] >= 0))
+            self._ledger.counters.tokens_discarded += int(np.count_nonzero(marks[length:] >= 0))
         batch.length[row] = length
         batch.turns[row] = len(turn_starts(marks[:length]))
 

@@ -1,20 +1,21 @@
-"""What the scheduler's own parts raise.
+"""Errors of the ledger, of the journal, and of the scheduler that owns both.
 
 HeadraceError
 └── SchedulerError
     ├── IllegalTransition   our bug, or the sender's: the event was refused and nothing changed; do not retry
+    │   └── Nonsense        the worker's: no sound engine says such tokens; its samples are generated elsewhere
     ├── JournalFailed       infrastructure: the disk refused; what was not yet durable may be lost
     │   └── JournalFull     infrastructure: the disk is full; resume when there is room
     └── JournalUnreadable   configuration: no journal, a damaged one, or one of another version; do not retry
         └── JournalDamaged  what was written is not there, or not as it was written
 
-ReplyError
-└── NotAccepted             the asker's fault: what it says contradicts the ledger, the text says how; do not retry
+A message that contradicts the ledger is answered with NotAccepted (``actors/protocol/failures.py``).
 """
 
 from __future__ import annotations
 
-from actors.core.errors import ReplyError
+import numpy as np
+
 from transport.errors import HeadraceError
 
 
@@ -24,6 +25,14 @@ class SchedulerError(HeadraceError):
 
 class IllegalTransition(SchedulerError):
     """An event does not fit the state that the ledger is in."""
+
+
+class Nonsense(IllegalTransition):
+    """No sound engine has said these tokens. ``samples``: hand-outs that may be the cause; else their worker is."""
+
+    def __init__(self, what: str, samples: np.ndarray | None = None) -> None:
+        super().__init__(what)
+        self.samples = np.empty(0, np.int64) if samples is None else samples
 
 
 class JournalFailed(SchedulerError):
@@ -44,7 +53,3 @@ class JournalUnreadable(SchedulerError):
 
 class JournalDamaged(JournalUnreadable):
     """Events are missing or were altered: what is left would be another run's past. The message names the first."""
-
-
-class NotAccepted(ReplyError):
-    """The answer to a question that contradicts the ledger. The scheduler lives on, unchanged."""

@@ -1,4 +1,4 @@
-"""What can happen to samples: the events that the ledger folds and the journal keeps.
+"""The events that can happen to samples: the ledger folds them, the journal keeps them.
 
 Invariants
 - An event is immutable and complete: folding the same events in the same order gives the same ledger.
@@ -23,13 +23,13 @@ _DTYPES = frozenset({"|u1", "<i4", "<i8", "<f4", "<f8"})
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """A scheduler started under a new term: what was assigned is queued again, what was granted is scored again."""
+    """A scheduler has begun, under a new term: assigned samples are queued again, granted ones are scored again."""
 
-    term: int = msgspec.field(name="epoch")  # its name in journals of 0.1
+    term: int = msgspec.field(name="epoch")  # the field's name since journals of 0.1
 
 
 class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
-    """The prompts of a step have come. Prompt ids are ragged: prompt i owns the next ``prompt_lengths[i]`` ids."""
+    """The prompts of a step have come. ``prompt_ids`` is ragged: prompt i owns the next ``prompt_lengths[i]`` ids."""
 
     step: int
     group_size: int
@@ -39,11 +39,11 @@ class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
     prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
     contexts: list[bytes]
     episodes: EpisodeLimits | None = None
-    """Bounds of the episodes, where each sample is one; None: each prompt is answered once."""
+    """Bounds of the episodes, if each sample is one; None: each prompt is answered once."""
 
 
 class BatchExtended(msgspec.Struct, frozen=True, tag="batch_extended"):
-    """Further prompts of a step have come, of the group size and sampling of its first, whose rows stay as they are."""
+    """Further prompts of a step have come, with the group size and sampling of the first ones, whose rows stay."""
 
     step: int
     prompts: np.ndarray  # int64[P], strictly increasing
@@ -64,7 +64,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     counts: np.ndarray  # int32[w]
     rows: np.ndarray  # int32[sum(counts)]
     again: bool = False
-    """Whether the worker has them already, from a former life of the scheduler, and goes on."""
+    """Whether the workers had these rows from a former life of the scheduler, and go on with them."""
 
     @classmethod
     def to_one(cls, worker: str, step: int, first: int, rows: np.ndarray, *, again: bool = False) -> Assigned:
@@ -73,9 +73,9 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
 
 
 class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
-    """Reports have come; they stand end to end in the order of their arrival, in columns as those of ``TokenReport``.
+    """Reports have come. Their columns are those of ``TokenReport``, end to end in the order of arrival.
 
-    Delta i is of ``workers[i]`` and ``versions[i]`` and owns the next ``row_counts[i]`` rows, and row r the next
+    Report i is of ``workers[i]`` and ``versions[i]`` and owns the next ``row_counts[i]`` rows; row r owns the next
     ``counts[r]`` tokens. Rows that do not fit are ignored and counted, as if each report had come alone.
     """
 
@@ -88,15 +88,17 @@ class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
     finished: np.ndarray  # uint8[n]
     tokens: np.ndarray  # int32[sum(counts)]
     logprobs: np.ndarray  # float32[sum(counts)]
+    routes: np.ndarray | None = None  # uint8[sum(counts), bytes]
+    """Experts that predicted each token (``actors/models/routers.py``); 0: not known. None: of no token."""
 
     @classmethod
     def one(
         cls, worker: str, policy_version: int, assignments: np.ndarray, offsets: np.ndarray, counts: np.ndarray,
-        finished: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray,
+        finished: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, routes: np.ndarray | None = None,
     ) -> TokensAppended:  # fmt: skip
         """A single report."""
         versions, row_counts = np.array([policy_version], np.int32), np.array([len(assignments)], np.int32)
-        return cls([worker], versions, row_counts, assignments, offsets, counts, finished, tokens, logprobs)
+        return cls([worker], versions, row_counts, assignments, offsets, counts, finished, tokens, logprobs, routes)
 
     def split(self) -> list[TokensAppended]:
         """One event for each report."""
@@ -112,6 +114,7 @@ class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
                 TokensAppended.one(
                     worker, version, self.assignments[rows], self.offsets[rows], self.counts[rows],
                     self.finished[rows], self.tokens[entries], self.logprobs[entries],
+                    None if self.routes is None else self.routes[entries],
                 )
             )  # fmt: skip
             first, at = first + n, at + total
@@ -119,19 +122,19 @@ class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """These hand-outs are over (worker lost, drained, revoked). A sample whose tokens already end it is finished."""
+    """Hand-outs were broken off (worker lost, drained, revoked). A sample is finished if its tokens already end it."""
 
     worker: str
     assignments: np.ndarray  # int64[n]
     reason: str
     blame: bool = False
-    """Whether the sample itself may be at fault: its failures are counted then."""
+    """Whether the samples themselves may be at fault: their failures are counted then."""
     crashed: bool = False
-    """Whether the worker crashed while it held these: one of them may be what kills engines."""
+    """Whether the worker crashed while it held these: one of them may be what crashes engines."""
 
 
 class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
-    """It is known by now that an engine crashed while it held these samples, which have been returned already.
+    """News that an engine crashed while it held these samples, which have been returned already.
 
     ``rows[i]`` is one of step ``steps[i]``.
     """
@@ -146,18 +149,18 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
     rows: np.ndarray  # int32[n]
     rewards: np.ndarray  # float64[n]
     parts: np.ndarray | None = None  # float64[n, k]
-    """Rewards that each is the weighted sum of; None where there is one only."""
+    """Rewards whose weighted sum is the sample's entry of ``rewards``; None if there is only one."""
 
 
 class EpisodesBegun(msgspec.Struct, frozen=True, tag="episodes_begun"):
-    """A life of the environment of each of these begins: the first one, or one more after another was lost."""
+    """A life of the environment of each of these rows begins: the first one, or one more after another was lost."""
 
     step: int
     rows: np.ndarray  # int32[n]
 
 
 class Turned(msgspec.Struct, frozen=True, tag="turned"):
-    """The environments of these have spoken, and the model is to take its turn, up to position ``limits[i]``.
+    """The environments of these rows have spoken; the model is to take its turn, up to position ``limits[i]``.
 
     Row i gets the next ``counts[i]`` tokens, from ``offsets[i]`` on, where it ends.
     """
@@ -173,7 +176,7 @@ class Turned(msgspec.Struct, frozen=True, tag="turned"):
 
 
 class EpisodeCut(msgspec.Struct, frozen=True, tag="episode_cut"):
-    """What stands in these from ``lengths[i]`` on is void, and a turn under way is over; their environments go on."""
+    """Row i is cut off at ``lengths[i]``, and a turn under way is over; the environments go on."""
 
     step: int
     rows: np.ndarray  # int32[n]
@@ -181,13 +184,17 @@ class EpisodeCut(msgspec.Struct, frozen=True, tag="episode_cut"):
 
 
 class EpisodesEnded(msgspec.Struct, frozen=True, tag="episodes_ended"):
-    """These are over, with rewards. A turn under way is over too, and cut off."""
+    """Episodes are over, with rewards. A turn under way is over too."""
 
     step: int
     rows: np.ndarray  # int32[n]
     rewards: np.ndarray  # float64[n]
     parts: np.ndarray | None = None  # float64[n, k]
-    """As in ``Scored``."""
+    """Parts of the rewards, as in ``Scored``."""
+    cause: str = ""
+    """Cause as in ``EpisodeEnded``; empty in older journals."""
+    keeps_turn: bool = False
+    """Whether what the model has said in a turn under way belongs to its answer; older journals cut it off."""
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
@@ -197,7 +204,7 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
 
 
 class Granted(msgspec.Struct, frozen=True, tag="leased"):
-    """These were sent to the trainer. ``replay``: the rows were committed before and stay so."""
+    """Samples were sent to the trainer. ``replay``: the rows were committed before and stay so."""
 
     step: int
     rows: np.ndarray  # int32[n]
@@ -219,9 +226,9 @@ class Checkpointed(msgspec.Struct, frozen=True, tag="checkpointed"):
     step: int
     path: str
     counters: dict[str, int] = {}
-    """Counters of the ledger by now, by name."""
+    """Counters of the ledger at that time, by name."""
     final: bool = False
-    """Whether the trainer has been told to stop, and has."""
+    """Whether the checkpoint is the last one: the trainer was told to stop."""
 
 
 class Paused(msgspec.Struct, frozen=True, tag="paused"):
@@ -231,13 +238,13 @@ class Paused(msgspec.Struct, frozen=True, tag="paused"):
 
 
 class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
-    """The operator wants the step under way to be the last; False: a run that was resumed goes on after its end."""
+    """The operator wants the step under way to be the last; False: a resumed run goes on beyond that step."""
 
     stopping: bool
 
 
 class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
-    """``policies.offload`` has learned this by the end of a step; the newest counts."""
+    """Holds what ``policies/seeding/offload.py`` knows of the seeding window after a step; the newest event counts."""
 
     step: int
     seed_s: float
@@ -246,16 +253,16 @@ class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
-    """Every sample of an evaluation is scored or dropped, and this is what they come to; the batch is not kept."""
+    """Every sample of an evaluation is scored or dropped, and these are its figures; the batch is not kept."""
 
     step: int
-    """Step of its batch, which stands for the version (``actors/protocol/evaluations.py``)."""
+    """Step of the evaluation's batch, which stands for the version (``actors/protocol/evaluations.py``)."""
     figures: dict[str, float]
-    """Empty: there is none, as its prompts could not be read."""
+    """Figures by name; empty: the prompts could not be read."""
 
 
 class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
-    """The trainer goes on at ``step``: grants are void, and committed steps from there on will be replayed."""
+    """The trainer goes on at ``step``: grants are void, and committed steps from there on are replayed."""
 
     step: int
 

@@ -1,15 +1,17 @@
 """The journal: the durable list of ledger events, and the committed samples in a table that people can read.
 
 Invariants
-- Events are kept in the order in which they were appended, and what is on disk is always a prefix of it.
+- Events are kept in the order in which they were appended, and what is on disk is always a prefix of them. This is a
+  write-ahead log with its two steps swapped: the ledger changes first, in memory, and the log follows. Nobody is *told*
+  of a change before it is logged, so what a crash takes was never promised.
 - ``durable`` returns when everything appended before it would survive a power cut. Other events are group-committed
-  within ``journal_flush_s``; what a crash may lose is the tail, which the ledger simply produces anew.
-- ``append`` never waits and encodes nothing: that is the writer's. What is waiting is bounded, in bytes: ``room`` waits
-  until there is space.
+  within ``journal_flush_s``; a crash may lose the tail, which the run simply produces anew.
+- ``append`` never waits and encodes nothing: the writer thread does. The bytes that wait for it are bounded: ``room``
+  waits until there is space.
 - A failed write is final: every later call raises JournalFailed, since the file no longer follows the ledger. The
-  writer knows it before anybody is told, and writes nothing behind it, so that there is no hole.
-- What is read is what was written: each event has a hash, and each transaction notes the sum of all of them, so that
-  an event that was altered, removed or added is found (``seals.py``). Events of journals of 0.1 have none.
+  writer writes nothing after a failure, so that there is no hole.
+- Reading checks what was written: each event has a hash, and each transaction notes the sum of all hashes, so that an
+  event that was altered, removed or added is found (``seals.py``). Events of journals of 0.1 have no hash.
 
     append ──▶ waiting ──flush timer, durable()──▶ writer thread ──one transaction──▶ journal.db
 """
@@ -32,12 +34,13 @@ from actors.ledger import seals
 from actors.ledger.batch import StepBatch
 from actors.ledger.committed import CommittedSample, committed_rows
 from actors.ledger.errors import JournalDamaged, JournalFailed, JournalFull, JournalUnreadable
+from actors.ledger.read_only import opened
 from actors.protocol.evaluations import is_evaluation
 from configs.limits import DEFAULT_LIMITS, Limits
 
 SCHEMA_VERSION = 4
 _WITHOUT_HASHES = 3
-"""Version whose events have no hash yet; it is made ours when it is opened."""
+"""Older version, whose events have no hash; opening such a journal upgrades it."""
 _PAGE_BYTES = 16384
 """Page size. Token events weigh tens of KiB: pages of 4 KiB would cost twice the CPU per byte."""
 _SCHEMA = """
@@ -52,11 +55,11 @@ CREATE TABLE IF NOT EXISTS samples (
     PRIMARY KEY (job, step, prompt, sibling)) WITHOUT ROWID;
 """
 KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused", "stopping", "window_learned", "evaluated")
-"""Small events that are never pruned: they say what was trained, what was learned of windows, and whether to go on."""
+"""Kinds of small events that are never pruned: commits, checkpoints, evaluations, windows, and whether to go on."""
 
 
 class Journal(Protocol):
-    """The scheduler needs this of a journal."""
+    """Keeps the events of a ledger: the part of a journal that the scheduler uses."""
 
     def read(self) -> tuple[int, list[ev.Event]]:
         """The step below which events have been pruned, and all events."""
@@ -71,11 +74,11 @@ class Journal(Protocol):
     async def room(self) -> None: ...
 
     async def durable(self) -> None:
-        """Raises JournalFailed if the disk refuses."""
+        """Wait until all that was appended survives a power cut; raises JournalFailed if the disk refuses."""
         ...
 
     def prune(self, below: int) -> None:
-        """Delete the token payloads of steps below ``below``."""
+        """Delete the events of steps below ``below``, except ``KEPT_KINDS``."""
         ...
 
     async def close(self) -> None: ...
@@ -84,8 +87,8 @@ class Journal(Protocol):
 def prune_step(event: ev.Event, newest: int) -> int:
     """The step with which an event may be pruned; ``newest`` is the newest issued step.
 
-    A report may hold tokens of several steps: it may go with the newest one that it can refer to. So may what is of an
-    evaluation, which runs beside that step.
+    A report may hold tokens of several steps: it is pruned with the newest one that it can refer to. An event of an
+    evaluation is too, as that runs beside the step.
     """
     of_all = isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned | ev.Suspected | ev.Paused | ev.Stopping)
     return newest if of_all or is_evaluation(event.step) else event.step
@@ -97,13 +100,20 @@ class _Prune:
 
 
 class SqliteJournal:
-    """It writes ``journal.db`` in WAL mode. Construct and ``read`` before the loop depends on it; both do disk work."""
+    """Writes ``journal.db`` in SQLite's WAL mode.
+
+    journal = SqliteJournal(run_dir / "journal.db", "a")     # blocks on the disk, as ``read`` does
+    floor, events = journal.read()                           # of the run's former lives, or JournalDamaged
+    journal.append(event)                                    # in memory; on disk within ``journal_flush_s``
+    await journal.room()                                     # at once, unless the disk is far behind
+    await journal.durable()                                  # all that was appended survives a power cut: tell people
+    await journal.close()
+    """
 
     def __init__(self, path: Path, job: str, limits: Limits = DEFAULT_LIMITS) -> None:
         self._path = path
         self._job = job
         self._limits = limits
-        self._newest_step = -1
         self._waiting: list[ev.Event | StepBatch | _Prune] = []
         self._unwritten_bytes = 0
         self._flushed_bytes = 0
@@ -112,12 +122,18 @@ class SqliteJournal:
         self._room = asyncio.Event()
         self._room.set()
         self._broken: JournalFailed | None = None
-        """Failure as the writer knows it: nothing is written behind what could not be."""
+        """Failure of the writer, which writes nothing after it; the loop hears of it a little later."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         require_room(path, limits.disk_reserve_bytes, "the journal")
         self._db = _open(path, job)
-        self._seq: int = self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
-        self._seal = seals.stored(self._db)
+        try:
+            # Of former lives too: what comes before this life's first batch is of the steps that they issued.
+            self._seq, self._newest_step = map(int, self._db.execute(_LAST).fetchone())
+            self._seal = seals.stored(self._db)
+            samples_seal = seals.stored_samples(self._db)
+            self._samples_seal = seals.samples_total(self._db) if samples_seal is None else samples_seal
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise JournalDamaged(f"{path} is damaged: {error}; {seals.REMEDY}") from error
 
     @staticmethod
     def make(path: Path, job: str) -> None:
@@ -126,14 +142,15 @@ class SqliteJournal:
 
     def read(self) -> tuple[int, list[ev.Event]]:
         """Raises:
-        JournalDamaged: it is not what was written.
+        JournalDamaged: the events are not those that were written.
         """
         rows = seals.checked(self._db, self._path)
         events = _events(self._db, rows)
         newest = rows[len(events) - 1].seq if events else 0
-        if newest < self._seq:  # what is torn is not there, and the next event takes its number
+        if newest < self._seq:  # drop the torn tail; the next event takes its number
             self._db.execute("DELETE FROM events WHERE seq > ?", (newest,))
-            self._seq, self._seal = newest, seals.total((row.hash,) for row in rows[: len(events)])
+            self._seq, self._newest_step = map(int, self._db.execute(_LAST).fetchone())
+            self._seal = seals.total((row.hash,) for row in rows[: len(events)])
             seals.store(self._db, self._seal)
         return _pruned_below(self._db), events
 
@@ -158,7 +175,7 @@ class SqliteJournal:
         flushed = asyncio.wrap_future(self._flush(sync=True))
         try:
             async with asyncio.timeout(self._limits.journal_stall_s):
-                await asyncio.shield(flushed)  # who no longer waits must not take back what others build on
+                await asyncio.shield(flushed)  # a cancelled waiter must not cancel the write for others
         except TimeoutError as error:
             self._failure = JournalFailed(f"the disk did not confirm within {self._limits.journal_stall_s} s")
             raise self._failure from error
@@ -233,7 +250,7 @@ class SqliteJournal:
         rows: list[seals.EventRow] = []
         for item in items:
             if isinstance(item, StepBatch):
-                db.executemany(_INSERT_SAMPLE, [msgspec.structs.astuple(s) for s in committed_rows(self._job, item)])
+                self._put_samples(item)
             elif isinstance(item, _Prune):
                 _insert(db, rows)
                 self._seal ^= _prune(db, item.below)
@@ -243,9 +260,20 @@ class SqliteJournal:
                 rows.append(row)
         _insert(db, rows)
         seals.store(db, self._seal)
+        seals.store_samples(db, self._samples_seal)
         if sync:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('durable_seq', ?)", (str(self._seq),))
         db.execute("COMMIT")
+
+    def _put_samples(self, batch: StepBatch) -> None:
+        rows = [msgspec.structs.astuple(sample) for sample in committed_rows(self._job, batch)]
+        names = {row[:4] for row in rows}
+        before = self._db.execute(
+            "SELECT * FROM samples WHERE job = ? AND step = ?", (self._job, batch.step)
+        ).fetchall()
+        for row in [*rows, *(row for row in before if row[:4] in names)]:
+            self._samples_seal ^= seals.sample_hash(row)
+        self._db.executemany(_INSERT_SAMPLE, rows)
 
     def _row(self, event: ev.Event) -> seals.EventRow:
         self._seq += 1
@@ -255,13 +283,14 @@ class SqliteJournal:
 
 
 def _weight(item: ev.Event | StepBatch | _Prune) -> int:
-    """About how many bytes it keeps until it is written; a batch stays in the ledger anyway."""
+    """About how many bytes an item holds until it is written; a batch stays in the ledger anyway."""
     if isinstance(item, StepBatch | _Prune):
         return _STRUCT_BYTES
     return _STRUCT_BYTES + sum(getattr(value, "nbytes", 0) for value in msgspec.structs.astuple(item))
 
 
 _STRUCT_BYTES = 256
+_LAST = "SELECT coalesce(max(seq), 0), coalesce(max(step), -1) FROM events"
 _INSERT_SAMPLE = "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -271,7 +300,7 @@ def _insert(db: sqlite3.Connection, rows: list[seals.EventRow]) -> None:
 
 
 def _prune(db: sqlite3.Connection, below: int) -> int:
-    """Delete them; returns the sum of their hashes."""
+    """Delete the events of steps below ``below``, except ``KEPT_KINDS``; returns the sum of their hashes."""
     which = f"WHERE step < ? AND kind NOT IN ({', '.join('?' * len(KEPT_KINDS))})"
     gone = seals.total(db.execute(f"SELECT hash FROM events {which}", (below, *KEPT_KINDS)))  # noqa: S608
     db.execute(f"DELETE FROM events {which}", (below, *KEPT_KINDS))  # noqa: S608
@@ -332,18 +361,17 @@ def _events(db: sqlite3.Connection, rows: list[seals.EventRow]) -> list[ev.Event
 
 
 def committed_samples(path: Path) -> list[CommittedSample]:
-    """What a run trained on and what it dropped, in order of (step, prompt, sibling); reads while the run goes on.
+    """Samples that a run trained on or dropped, in order of (step, prompt, sibling); the run may be going on.
 
     Raises:
+        ConfigError: it is no plain file.
         JournalUnreadable: there is no journal at ``path``.
     """
     if not path.exists():
         raise JournalUnreadable(f"there is no journal at {path}")
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        found = db.execute("SELECT * FROM samples ORDER BY job, step, prompt, sibling").fetchall()
-    except sqlite3.DatabaseError as error:
+        with opened(path) as db:
+            found = db.execute("SELECT * FROM samples ORDER BY job, step, prompt, sibling").fetchall()
+            return [CommittedSample.of_row(row) for row in found]
+    except (sqlite3.DatabaseError, ValueError) as error:
         raise JournalUnreadable(f"{path.name} is no journal: {error}") from error
-    finally:
-        db.close()
-    return [CommittedSample(*row) for row in found]

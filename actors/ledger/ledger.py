@@ -5,7 +5,7 @@ Invariants
 - ``apply`` refuses an illegal event with IllegalTransition *before* it changes anything.
 - A report's rows enter only if their assignment is live with that worker and they go on exactly where the sample ends;
   every other row is counted (unknown, duplicate, gap) and ignored.
-- A step is committed with the samples that it names; a replay must name the same ones.
+- A commit names the samples that the step trained on; a replay must name the same ones.
 
             BatchIssued        Assigned        TokensAppended      Scored        Granted         Committed
     (none) ────────────▶ queued ──────▶ assigned ───────▶ streaming ─▶ finished ─▶ scored ─▶ granted ─▶ committed
@@ -30,7 +30,6 @@ from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger_state import LedgerState, distinct
 from actors.ledger.outcome import Counters, Outcome, give_back
 from actors.ledger.token_entry import TokenEntry
-from actors.ledger.trained import TrainedPrompts
 from actors.protocol.evaluations import is_evaluation, name_of_batch, version_of
 
 __all__ = ["Counters", "Ledger", "Outcome"]
@@ -40,12 +39,23 @@ _UNSETTLED = (S.QUEUED, S.ASSIGNED, S.STREAMING, S.WAITING, S.FINISHED, S.SCORED
 
 
 class Ledger(LedgerState):
-    """It holds the state of all samples, and ``apply`` is the one way to change it."""
+    """Holds the state of all samples; ``apply`` is the one way to change it.
+
+    ledger = Ledger()
+    ledger.apply(Opened(term=1))
+    ledger.apply(BatchIssued(step=0, ...))                   # its samples are queued
+    ledger.apply(Assigned.to_one("rollout-0", 0, first=ledger.next_assignment, rows=rows))
+    ledger.apply(TokensAppended.one(...))                    # Outcome(tokens=…, finished={0: rows}): go on from there
+    ledger.apply(Committed(step=0, ...))                     # IllegalTransition: it is not granted; nothing has changed
+
+    later = Ledger(floor)
+    later.restore(events)                                    # the same events, the same state
+    """
 
     def __init__(self, floor: int = 0) -> None:
         super().__init__(floor)
         self._restoring = False
-        self._trained = TrainedPrompts()
+        self._trained = _TrainedPrompts()
         self._next_prompt = 0
         tokens = TokenEntry(self.batches, self._slots, self._workers, self.counters)
         episodes = EpisodeEntry(self)
@@ -82,7 +92,7 @@ class Ledger(LedgerState):
         return self._handlers[type(event)](event)
 
     def restore(self, events: Iterable[ev.Event]) -> None:
-        """Fold a journal, of which everything but commits may have been pruned below ``floor``."""
+        """Fold a journal, of which all but ``journal.KEPT_KINDS`` may have been pruned below ``floor``."""
         self._restoring = True
         try:
             for event in events:
@@ -192,9 +202,9 @@ class Ledger(LedgerState):
         return Outcome()
 
     def _suspect(self, located: dict[int, np.ndarray]) -> None:
-        """Blame the prompt that was suspected before and sat among innocent ones; else suspect all that was held."""
-        known = {step: rows[self._batch(step).crashes[rows] > 0] for step, rows in located.items()}
-        blamed = known if any(len(rows) for rows in known.values()) else located
+        """Suspect once more those of the samples that were suspects before; if none was, suspect all of them."""
+        suspects = {step: rows[self._batch(step).crashes[rows] > 0] for step, rows in located.items()}
+        blamed = suspects if any(len(rows) for rows in suspects.values()) else located
         for step, rows in blamed.items():
             self._batch(step).crashes[rows] += 1
 
@@ -220,7 +230,7 @@ class Ledger(LedgerState):
         return outcome
 
     def end_hand_outs(self, batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
-        """End what workers hold of ``rows``; they are to stop it."""
+        """End the running hand-outs of ``rows``, and note them as broken, so that their workers stop them."""
         running = batch.assignment[rows]
         running = running[running >= 0]
         if not len(running):
@@ -289,7 +299,7 @@ class Ledger(LedgerState):
         batch.archive()
 
     def _mark_trained(self, prompts: np.ndarray, step: int) -> int:
-        """How many of these samples another step had trained before."""
+        """Note that ``step`` trained these prompts; returns how many of the samples another step had trained before."""
         self._use_prompts(prompts)
         return self._trained.mark(prompts, step)
 
@@ -298,8 +308,8 @@ class Ledger(LedgerState):
             raise IllegalTransition(
                 f"a checkpoint at step {event.step} is ahead of the {self.committed_steps} committed"
             )
-        # Exactly what it was by then: a recount of a pruned journal lacks some, and has more where tokens outlive their
-        # hand-out.
+        # The counters as they were then. A recount from a pruned journal would lack what was pruned, and would count
+        # rows as unknown whose hand-out was pruned while their tokens stayed.
         for name, value in event.counters.items():
             setattr(self.counters, name, value)
         self._next_prompt = self.counters.prompts_used = max(self._next_prompt, self.counters.prompts_used)
@@ -350,3 +360,23 @@ class Ledger(LedgerState):
         self.floor = max(self.floor, below)
         for step in [s for s in self.batches if 0 <= s < below]:
             del self.batches[step]
+
+
+class _TrainedPrompts:
+    """Maps a prompt's ordinal to the step that trained it last, in a column that grows."""
+
+    def __init__(self) -> None:
+        self._step = np.full(1024, -1, np.int32)
+
+    def mark(self, prompts: np.ndarray, step: int) -> int:
+        """Note that ``step`` trained these, one entry a sample; returns how many another step had trained before."""
+        if not len(prompts):
+            return 0
+        top = int(prompts.max()) + 1
+        if top > len(self._step):
+            grown = np.full(max(top, 2 * len(self._step)), -1, np.int32)
+            grown[: len(self._step)] = self._step
+            self._step = grown
+        before = self._step[prompts]
+        self._step[prompts] = step
+        return int(np.count_nonzero((before >= 0) & (before != step)))

@@ -1,35 +1,38 @@
-"""What the ledger knows, and what can be asked of it. Nothing here changes anything; that is ``ledger.py``.
+"""The state of the ledger, and the questions that it answers. Only ``ledger.py`` changes it.
 
 Invariants
 - A worker has a number from its first hand-out on; hand-outs are told apart by ``Slots``.
-- Of a hand-out that is over nothing is answered.
+- No answer includes a hand-out that is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition
-from actors.ledger.events import WindowLearned
+from actors.ledger.events import TokensAppended, WindowLearned
 from actors.ledger.outcome import Counters
 from actors.ledger.slots import Slots
 from actors.protocol.evaluations import is_evaluation
 
 S = SampleState
+NO_STEP: Final = -(1 << 31)
+"""Stands for the step of a hand-out that is over."""
 
 
 class LedgerState:
-    """It answers questions. Events of steps below ``floor`` have been pruned; what refers to them is passed over."""
+    """Holds the state of all samples, and answers questions about it. Events of steps below ``floor`` were pruned."""
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
         self.term = 0
         self.batches: dict[int, StepBatch] = {}
         self.committed_steps = 0
-        """Number of committed steps, 0 … committed_steps - 1."""
+        """Number of committed steps, which are 0 … committed_steps - 1."""
         self.trainer_step = 0
         """Step that the trainer commits next; below ``committed_steps`` while it replays."""
         self.checkpoints: list[tuple[int, str]] = []
@@ -42,7 +45,7 @@ class LedgerState:
         self.window: WindowLearned | None = None
         """Learned seeding window, in a job that has one."""
         self.evaluated: dict[int, dict[str, float]] = {}
-        """Figures of each version that has been evaluated; empty where its prompts could not be read."""
+        """Figures of each version that has been evaluated; empty if its prompts could not be read."""
         self.counters = Counters()
         self._slots = Slots()
         self._workers: dict[str, int] = {}
@@ -72,7 +75,7 @@ class LedgerState:
         return numbers[steps >= step]
 
     def workers_with_suspects(self) -> set[str]:
-        """Workers that hold a sample which may be what kills engines."""
+        """Workers that hold a sample which may be what crashes engines."""
         held: set[int] = set()
         for batch in self.batches.values():
             if batch.crashes.any():
@@ -91,8 +94,14 @@ class LedgerState:
         steps, rows = steps[rows >= 0], rows[rows >= 0]
         return {step: rows[steps == step] for step in distinct(steps)}
 
+    def steps_of(self, event: TokensAppended) -> np.ndarray:
+        """int32[n] step of each row of ``event``; ``NO_STEP`` where its hand-out is not live with its worker."""
+        workers = np.array([self._workers.get(name, -1) for name in event.workers], np.int32)
+        steps, rows = self._slots.find(event.assignments, np.repeat(workers, event.row_counts))
+        return np.where(rows >= 0, steps, NO_STEP).astype(np.int32)
+
     def live_among(self, worker: str, rows: dict[int, np.ndarray]) -> np.ndarray:
-        """int64[n] live assignments of ``worker`` that are of ``rows``, by step."""
+        """int64[n] live assignments of ``worker`` that are of ``rows``, a dict by step."""
         numbers = self.in_flight(worker)
         steps, held = self._slots.find(numbers, self._workers.get(worker, -1))
         among = np.zeros(len(numbers), np.bool_)
@@ -101,7 +110,7 @@ class LedgerState:
         return numbers[among]
 
     def held_by(self, workers: Sequence[str], assignments: np.ndarray) -> np.ndarray:
-        """int32[n] who of ``workers`` holds each of these, all of them live: its position; -1: somebody else."""
+        """int32[n] position in ``workers`` of the one that holds each of these live assignments; -1: another one."""
         positions = np.full(len(self._workers), -1, np.int32)
         for position, name in enumerate(workers):
             if (index := self._workers.get(name)) is not None:
@@ -114,7 +123,7 @@ class LedgerState:
         return "" if number < 0 else list(self._workers)[number]
 
     def former_holders(self) -> set[str]:
-        """Workers whose samples a former life of the scheduler gave them, and nobody since."""
+        """Workers to which a former life of the scheduler gave samples that nobody has been given since."""
         held = {int(i) for step, batch in self.batches.items() for i in np.unique(batch.holder[self._former(step)])}
         return {name for name, index in self._workers.items() if index in held}
 
@@ -144,7 +153,7 @@ class LedgerState:
         """The batch of that step; None where its events have been pruned.
 
         Raises:
-            IllegalTransition: none has been issued.
+            IllegalTransition: no batch has been issued for it.
         """
         return None if self._pruned(step) else self._batch(step)
 
@@ -153,7 +162,7 @@ class LedgerState:
 
 
 def distinct(steps: np.ndarray) -> list[int]:
-    """Ascending. Nearly always there is one, so that case is quick."""
+    """The distinct ``steps``, ascending. Nearly always there is one, so that case is quick."""
     if not len(steps):
         return []
     if (steps == steps[0]).all():

@@ -1,4 +1,4 @@
-"""The journal without a disk: the same list in memory, without threads, for tests and simulations."""
+"""A journal in memory, without disk or threads, for tests and simulations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from actors.ledger.journal import KEPT_KINDS, prune_step
 
 
 class MemoryJournal:
-    """It keeps events encoded, so that what is read back has been through the same bytes as on disk."""
+    """Keeps events encoded, so that what is read back has been through the same bytes as on disk."""
 
     def __init__(self, job: str = "job") -> None:
         self.job = job
@@ -43,7 +43,7 @@ class MemoryJournal:
         self.pruned_below = max(self.pruned_below, below)
 
     def crash(self, keep: int = 0) -> None:
-        """Lose the events after the last ``durable``, but for the first ``keep`` of them."""
+        """Lose the events after the last ``durable``, except the first ``keep`` of them."""
         del self._bodies[self._durable + keep :]
 
     async def close(self) -> None:

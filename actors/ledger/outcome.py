@@ -1,9 +1,9 @@
-"""What an event did to the ledger, for the scheduler to go on from; and the two ways in which a hand-out ends.
+"""What an event has done to the ledger, which the scheduler acts on; and the ways in which a hand-out ends.
 
 Invariants
-- An Outcome is no state: equal events give equal ledgers whoever looks at it.
-- A sample is settled once a hand-out: finished (of an episode: waiting for its environment), or back in the queue from
-  where the ledger has it.
+- An Outcome is no state: equal events give equal ledgers, whether anybody looks at their outcomes or not.
+- A hand-out ends once. Its sample is then finished (an episode waits for its environment), or queued again, to go on
+  behind the tokens that the ledger has.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ K = TypeVar("K", int, str)
 
 @dataclass(slots=True)
 class Outcome:
-    """This is what an event did. Rows are int32[n] by step, assignments int64[n] by worker."""
+    """Tells what an event has done. Rows are int32[n] by step, assignments int64[n] by worker."""
 
     tokens: int = 0
     finished: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
-    """Rows that became finished."""
+    """Rows that the event has finished."""
     waiting: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
-    """Rows whose turn is over: they wait for their environments."""
+    """Rows whose turn the event has ended: they wait for their environments."""
     queued: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
-    """Rows that went back to the queue."""
+    """Rows that the event has put into the queue, or back into it."""
     ended: dict[str, int] = field(default_factory=dict[str, int])
     """Number of each worker's hand-outs that are over, finished ones included."""
     broken: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
-    """Assignments that run on their worker though the ledger disagrees (gap, overlap, not live): revoke them."""
+    """Assignments that run on their worker but are no longer valid (gap, overlap, not live, ended): revoke them."""
 
     def count_ended(self, worker: str, hand_outs: int) -> None:
         """Add hand-outs of ``worker`` that are over."""
@@ -48,12 +48,12 @@ class Outcome:
 
 @dataclass(slots=True)
 class Counters:
-    """They only grow. ``prompts_lost`` and ``samples_trained_twice`` are 0 in a right system."""
+    """Holds counters that only grow. ``prompts_lost`` and ``samples_trained_twice`` stay 0 in a correct system."""
 
     tokens: int = 0
     """Number of tokens that the model has said."""
     tokens_discarded: int = 0
-    """Number of those that were cut off an episode."""
+    """Number of those tokens that were cut off an episode."""
     unknown_rows: int = 0
     duplicate_rows: int = 0
     gap_rows: int = 0
@@ -62,13 +62,13 @@ class Counters:
     samples_trained_twice: int = 0
     dropped: int = 0
     prompts_used: int = 0
-    """One more than the last ordinal that a batch had, so that a pruned journal tells, too, where the next begins."""
+    """First ordinal that no batch has used; a counter, so that checkpoints tell it when events were pruned."""
     evaluation_tokens: int = 0
-    """Tokens of evaluations, which are in none of the other counts."""
+    """Number of tokens of evaluations, which are in none of the other counts."""
 
 
 def finish(batch: StepBatch, rows: np.ndarray, reasons: np.ndarray | int, outcome: Outcome) -> None:
-    """End ``rows`` for ``reasons``, FinishReason of each or of all: for good, or the present turns of episodes."""
+    """End ``rows``, or of episodes their present turns; ``reasons``: FinishReason of each, or of all."""
     if not len(rows):
         return
     batch.finish[rows] = reasons
@@ -88,7 +88,7 @@ def let_wait(batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
 
 
 def give_back(batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
-    """Put ``rows`` back to the queue, unless the tokens already end the sample, or its turn."""
+    """Put ``rows`` back into the queue, unless the tokens already end the sample, or its turn."""
     if not len(rows):
         return
     stopped, spent = batch.ended(rows)

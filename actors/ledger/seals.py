@@ -1,11 +1,12 @@
 """How a journal's events are known to be the ones that were written.
 
     row     hash = xxh3-128 of (seq, kind, job, step, body)                  an altered event is found, and named
-    meta    seal = all hashes added up (xor), noted in each transaction      one that is missing or was added is found
-            durable_seq = the last event that was confirmed to anybody       a tail that is gone is found
+    meta    seal = all hashes added up (xor), noted in each transaction      a missing or added event is found
+            durable_seq = the newest event that was synced to the disk       a missing tail is found
+            samples_seal = the same sum of the rows of ``samples``           an altered, missing or added one is found
 
-It guards against disks, copies and editors, not against somebody who computes the sums anew. A journal that was begun
-without hashes has them from its first new event on; only those are checked.
+This guards against disks, copies and editors, not against somebody who computes the sums anew. A journal that was begun
+without hashes has them from its first new event on; only those events are checked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 import xxhash
 
 from actors.ledger.errors import JournalDamaged
@@ -23,7 +25,7 @@ REMEDY: Final = "headrace doctor --run names the checkpoint to go back to"
 
 
 class EventRow(NamedTuple):
-    """A row of the table ``events``. ``hash`` is empty in those that were written without."""
+    """Holds a row of the table ``events``; ``hash`` is empty in one of a journal of 0.1."""
 
     seq: int
     kind: str
@@ -45,12 +47,12 @@ def _hash(seq: int, kind: str, job: str, step: int, body: bytes) -> bytes:
 
 
 def is_intact(row: EventRow) -> bool:
-    """Whether it is as it was written, as far as that can be known."""
+    """Whether an event is as it was written; one without a hash is taken to be."""
     return isinstance(row.body, bytes) and row.hash in (b"", _hash(*row[:5]))
 
 
 def total(hashes: Iterable[tuple[bytes | None]]) -> int:
-    """The sum of one column of rows; those without a hash add nothing."""
+    """The sum of a column of hashes; rows without one add nothing."""
     seal = 0
     for (value,) in hashes:
         seal ^= int.from_bytes(value or b"")
@@ -67,6 +69,29 @@ def stored(db: sqlite3.Connection) -> int:
     return int(found[0], 16) if found else 0
 
 
+def sample_hash(row: tuple[object, ...]) -> int:
+    """The hash of a row of the table ``samples``."""
+    return int.from_bytes(xxhash.xxh3_128_digest(msgspec.msgpack.encode(row)))
+
+
+def samples_total(db: sqlite3.Connection) -> int:
+    """The sum of the table ``samples`` as it is now."""
+    seal = 0
+    for row in db.execute("SELECT * FROM samples"):
+        seal ^= sample_hash(row)
+    return seal
+
+
+def store_samples(db: sqlite3.Connection, seal: int) -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES ('samples_seal', ?)", (f"{seal:032x}",))
+
+
+def stored_samples(db: sqlite3.Connection) -> int | None:
+    """The sum of the table ``samples`` as it was noted; None in a journal that was begun without."""
+    found = db.execute("SELECT value FROM meta WHERE name = 'samples_seal'").fetchone()
+    return int(found[0], 16) if found else None
+
+
 def durable_seq(db: sqlite3.Connection) -> int:
     found = db.execute("SELECT value FROM meta WHERE name = 'durable_seq'").fetchone()
     return int(found[0]) if found else 0
@@ -81,13 +106,15 @@ def rows_of(db: sqlite3.Connection) -> list[EventRow]:
 
 
 def checked(db: sqlite3.Connection, path: Path) -> list[EventRow]:
-    """Every event, in order, as it was written; those of a torn tail, of which nobody was told, are left out.
+    """Every event, in order, as it was written; a torn tail that was never durable is left out.
 
     Raises:
-        JournalDamaged: one was altered, or some are not there.
+        JournalDamaged: an event was altered, or some are missing.
     """
     try:
         rows, seal, durable = rows_of(db), stored(db), durable_seq(db)
+        samples_seal = stored_samples(db)
+        samples_whole = samples_seal is None or samples_seal == samples_total(db)
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         raise JournalDamaged(f"{path} is damaged: {error}; {REMEDY}") from error
     hashed = False
@@ -105,4 +132,8 @@ def checked(db: sqlite3.Connection, path: Path) -> list[EventRow]:
         )
     if total((row.hash,) for row in rows) != seal:
         raise JournalDamaged(f"{path}: events are missing, or were added: their sum differs; {REMEDY}")
+    if not samples_whole:
+        raise JournalDamaged(
+            f"{path}: rows of the table samples were altered, removed or added: their sum differs; {REMEDY}"
+        )
     return rows

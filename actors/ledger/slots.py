@@ -14,7 +14,7 @@ _COMPACT_AT = 65_536
 
 
 class Slots:
-    """It maps an assignment number to (step, row, worker), in columns."""
+    """Maps an assignment number to (step, row, worker), in columns."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -28,7 +28,7 @@ class Slots:
         self._base = self.next = term * TERM_STRIDE
 
     def skip_to(self, first: int) -> None:
-        """Pass over the numbers before ``first``, which were given to samples that are pruned; they name nothing."""
+        """Pass over the numbers before ``first``: their events were pruned, so they name nothing."""
         if first > self.next:
             self.give(-1, np.full(first - self.next, -1, np.int32), -1)
 
@@ -54,7 +54,7 @@ class Slots:
         return self._steps[at], rows
 
     def workers_of(self, assignments: np.ndarray) -> np.ndarray:
-        """int32[n] who holds these numbers, all of them live."""
+        """int32[n] worker that holds each of these numbers, all of them live."""
         return self._workers[assignments - self._base]
 
     def end(self, assignments: np.ndarray) -> None:

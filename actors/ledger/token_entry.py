@@ -1,15 +1,15 @@
 """How tokens enter the ledger: all reports that came together, in columns.
 
-    reports ─▶ which sample is each row, and does it go on where that one ends?
-                 │ of workers of whom every row does            │ of the others
+    reports ─▶ of which sample is each row, and does it begin where that sample ends?
+                 │ workers with only such rows                  │ the other workers
                  ▼                                              ▼
               _enter: all at once                            _judge: one report after the other, row by row
 
 Invariants
 - A row enters only if its assignment is live with that worker and it goes on exactly where the sample ends; every other
   row is counted (unknown, duplicate, gap) and ignored.
-- It makes no difference which way a report takes, nor what it comes together with: workers share no sample.
-- Nothing is done for a single token, and for a single row only where something is wrong.
+- It makes no difference which way a report takes, nor which others it comes with: workers share no sample.
+- No Python code runs per token; code runs per row only where something is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from actors.protocol.tokens import FinishReason
 
 
 class TokenEntry:
-    """It works on the ledger's own columns: ``batches`` by step, ``workers`` by name."""
+    """Enters tokens into the ledger's own columns: ``batches`` by step, ``workers`` by name."""
 
     def __init__(
         self, batches: dict[int, StepBatch], slots: Slots, workers: dict[str, int], counters: Counters
@@ -37,16 +37,19 @@ class TokenEntry:
         self._batches, self._slots, self._workers, self._counters = batches, slots, workers, counters
 
     def enter(self, event: TokensAppended) -> Outcome:
-        """Take what goes on where a sample ends, and count the rest.
+        """Enter the rows that go on where their samples end, and count the others.
 
         Raises:
-            IllegalTransition: columns do not fit each other; nothing has changed.
+            IllegalTransition: the columns do not fit each other; nothing has changed.
         """
         _check_columns(event)
         outcome = Outcome()
         workers = np.array([self._workers.get(name, -1) for name in event.workers], np.int32)
         of_row = np.repeat(workers, event.row_counts)
         steps, rows = self._slots.find(event.assignments, of_row)
+        if event.routes is not None:
+            for step in distinct(steps[rows >= 0]):
+                self._batches[step].check_routes(event.routes)
         wrong = ~self._follow_on(event, steps, rows)
         if not wrong.any():
             self._enter(event, steps, rows, None, outcome)
@@ -59,7 +62,7 @@ class TokenEntry:
         return outcome
 
     def _follow_on(self, event: TokensAppended, steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """bool[n] which rows go on exactly where their sample ends, given that those before them are entered."""
+        """bool[n] which rows go on exactly where their sample ends, once the rows before them are entered."""
         right = (rows >= 0) & (event.finished <= FinishReason.ABORTED)
         ends, budget = self._ends(steps, rows, right)
         order = np.argsort(event.assignments, kind="stable")
@@ -88,7 +91,7 @@ class TokenEntry:
     def _enter(
         self, event: TokensAppended, steps: np.ndarray, rows: np.ndarray, pick: np.ndarray | None, outcome: Outcome
     ) -> None:
-        """Take the rows of ``pick``, all of which go on where their samples end; None: every row."""
+        """Enter the rows of ``pick``, all of which go on where their samples end; None: every row."""
         for step in distinct(steps if pick is None else steps[pick]):
             of_step = steps == step if pick is None else pick & (steps == step)
             whole = bool(of_step.all())
@@ -98,7 +101,7 @@ class TokenEntry:
             self._write(
                 self._batches[step], rows[at], event.offsets[at], event.counts[at],
                 versions if isinstance(versions, int) else versions[at],
-                event.tokens[flat], event.logprobs[flat], outcome,
+                event.tokens[flat], event.logprobs[flat], None if event.routes is None else event.routes[flat], outcome,
             )  # fmt: skip
             if event.finished[at].any():
                 of_row = np.repeat(np.arange(len(event.workers)), event.row_counts)[at]
@@ -112,10 +115,10 @@ class TokenEntry:
 
     def _write(
         self, batch: StepBatch, rows: np.ndarray, offsets: np.ndarray, counts: np.ndarray, versions: np.ndarray | int,
-        tokens: np.ndarray, logprobs: np.ndarray, outcome: Outcome,
+        tokens: np.ndarray, logprobs: np.ndarray, routes: np.ndarray | None, outcome: Outcome,
     ) -> None:  # fmt: skip
-        batch.put(rows, offsets, counts, tokens, logprobs, versions)
-        batch.length[rows] = offsets + counts  # of rows that are there twice the last one stays
+        batch.put(rows, offsets, counts, tokens, logprobs, versions, routes)
+        batch.length[rows] = offsets + counts  # numpy keeps the last entry of a row that comes twice
         batch.state[rows[counts > 0]] = SampleState.STREAMING
         outcome.tokens += len(tokens)
         if is_evaluation(batch.step):
@@ -137,7 +140,7 @@ class TokenEntry:
     # ------------------------------------------------------------ where something is wrong
 
     def _judge(self, report: TokensAppended, outcome: Outcome) -> None:
-        """Enter of a single report what fits."""
+        """Enter what fits of a single report, and count the rest."""
         [worker] = report.workers
         for pick in _passes(report.assignments):
             steps, rows = self._slots.find(report.assignments, self._workers.get(worker, -1))
@@ -174,10 +177,12 @@ def _check_columns(event: TokensAppended) -> None:
     columns = (event.offsets, event.counts, event.finished)
     if any(len(c) != n for c in columns) or (event.counts < 0).any() or event.counts.sum() != total:
         raise IllegalTransition(f"a report of {_who(event)} has columns that do not fit each other")
-    if min(event.versions.tolist(), default=0) < 0:  # as of a worker that hands back before its first version
+    if min(event.versions.tolist(), default=0) < 0:  # from a worker that hands back before its first version
         _check_marks(event)
     if len(event.logprobs) != total:
         raise IllegalTransition(f"a report of {_who(event)} has {total} tokens and {len(event.logprobs)} logprobs")
+    if (routes := event.routes) is not None and (routes.ndim != 2 or len(routes) != total or routes.dtype != np.uint8):
+        raise IllegalTransition(f"a report of {_who(event)} has {total} tokens and routes {routes.dtype}{routes.shape}")
 
 
 def _check_marks(event: TokensAppended) -> None:
@@ -191,7 +196,7 @@ def _who(event: TokensAppended) -> str:
 
 
 def _version_of_rows(event: TokensAppended) -> np.ndarray | int:
-    """int32[n], or one for all, which is the usual case."""
+    """int32[n] version of each row, or one for all, which is the usual case."""
     versions = event.versions
     if (versions == versions[0]).all():
         return int(versions[0])

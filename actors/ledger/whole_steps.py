@@ -1,4 +1,4 @@
-"""Which groups and steps are complete: every sample is committed, scored or dropped."""
+"""Which groups and steps are whole: every sample is committed, scored or dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from actors.ledger.ledger import Ledger
 
 
 def newest_whole_step(ledger: Ledger) -> int:
-    """The newest step up to which every sample is committed, scored or dropped; -1 if the first one is not."""
+    """The newest step up to which all steps are whole; -1 if the first one is not."""
     step = ledger.committed_steps - 1
     while (batch := ledger.batches.get(step + 1)) is not None and whole(batch):
         step += 1

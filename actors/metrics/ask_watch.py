@@ -1,7 +1,7 @@
 """Asks of this process that should have ended and have not, as fields of events; nothing is recorded for one that ends.
 
-An ask is told of when two looks in a row find it past its deadline: the look may itself have come before the timer that
-ends the ask, when the loop was late for both.
+An ask is told of when two looks in a row find it past its deadline: if the loop is late, one look alone may run before
+the timer that ends the ask.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Fields = dict[str, float | int | str]
 
 
 class AskWatch:
-    """It watches the asks of one process. ``overdue`` is to be called now and then, ``counted`` at the end."""
+    """Watches the asks of one process. ``overdue`` is to be called now and then, ``counted`` at the end."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -24,7 +24,7 @@ class AskWatch:
         return self._ctx.self_address.peer.name
 
     def overdue(self) -> list[Fields]:
-        """Those that are to be told of now, each once: fields of ``ask_overdue``."""
+        """Fields of ``ask_overdue`` for each ask that is to be told of now; each is told of once."""
         late = {ask.request_id: ask for ask in self._ctx.asks().overdue}
         news = [ask for number, ask in late.items() if number in self._suspects and number not in self._told]
         self._suspects = set(late)
@@ -41,7 +41,7 @@ class AskWatch:
         ]
 
     def counted(self) -> Fields:
-        """Fields of ``asks_counted``: since the process began."""
+        """Fields of ``asks_counted``, counted since the process began."""
         counts = self._ctx.asks()
         incarnation = f"{self._ctx.self_address.peer.incarnation:x}"
         return {

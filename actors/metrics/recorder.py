@@ -3,10 +3,10 @@
     scheduler, job ──StepRow, Event──▶ ┐             ┌─▶ metrics.jsonl, events.jsonl, eval.jsonl (line by line)
     workers, trainer ──────Spans─────▶ ├─▶ recorder ─┼─▶ trace.json
     rewards ──────Samples────────────▶ ┤             ├─▶ samples.jsonl
-    every process ──ProcessHealth────▶ ┘             └─▶ sinks: TensorBoard, W&B, Prometheus (on the actor's thread)
+    every process ──ProcessHealth────▶ ┘             └─▶ sinks: TensorBoard, W&B, Prometheus (each an actor of its own)
 
 Invariants
-- Nobody waits for metrics: everything comes by tell, and a sink that fails is reported once and left out.
+- Nobody waits for metrics but for Flush: news comes by tell, and no sink can hold up the files (``sinks/feeds.py``).
 - Lines are whole: each is written with its newline in one call. A resumed run appends.
 - metrics.jsonl has a row of every step, and is never cut: a row that finds no room ends the run, which writes it when
   it goes on. Events and trace are bounded, and what finds no room of them is left out.
@@ -14,53 +14,59 @@ Invariants
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from actors.core.actor import Actor, handles
 from actors.core.look import Look
-from actors.host.bounded_file import BoundedFile
+from actors.core.strict_json import strict_json
+from actors.core.watch import Down
+from actors.host.bounded_file import BoundedFile, append
 from actors.host.clock import time_of_day_s
+from actors.host.room import no_space
 from actors.metrics.ask_watch import AskWatch
-from actors.metrics.row_file import RowFile, end_last_line
 from actors.metrics.samples import SamplesFile
-from actors.metrics.sinks import Sink, make_sinks
+from actors.metrics.sinks.feeds import Sinks
+from actors.metrics.sinks.sink import SinkSetup
 from actors.metrics.trace import TraceFile
 from actors.protocol.evaluations import EvaluationRow
 from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Samples, Spans, StepRow
+from configs.run_files import EVALUATIONS, EVENTS, METRICS, SAMPLES, TRACE
 from configs.schema import MetricsConfig
 
 
 class Metrics(Actor):
-    """It writes into ``run_dir``."""
+    """Writes what it is told of a job into the files of ``run_dir``."""
 
     def __init__(self, job: str, run_dir: Path, config: MetricsConfig) -> None:
         self._job = job
         self._run_dir = run_dir
         self._config = config
-        self._sinks: list[Sink] = []
+        self._sinks = Sinks(job)
 
     async def on_start(self) -> None:
         self._run_dir.mkdir(parents=True, exist_ok=True)
-        self._sinks = await self.ctx.run_blocking(make_sinks, self._config, self._job, self._run_dir)
         limits = self.ctx.limits
-        for name in ("metrics.jsonl", "events.jsonl", "eval.jsonl"):
+        setup = await self.ctx.run_blocking(SinkSetup.of, self._job, self._run_dir, self._config, limits)
+        for name in (METRICS, EVENTS, EVALUATIONS):
             end_last_line(self._run_dir / name)
-        self._rows = RowFile(self._run_dir / "metrics.jsonl")
-        self._evaluations = RowFile(self._run_dir / "eval.jsonl")
-        self._events = BoundedFile(self._run_dir / "events.jsonl", limits.events_max_bytes)
-        self._samples: SamplesFile | None = SamplesFile(self._run_dir / "samples.jsonl", limits.samples_file_bytes)
-        self._trace = TraceFile(self._run_dir / "trace.json", self._job, limits.trace_max_bytes)
+        self._rows = RowFile(self._run_dir / METRICS)
+        self._evaluations = RowFile(self._run_dir / EVALUATIONS)
+        self._events = BoundedFile(self._run_dir / EVENTS, limits.events_max_bytes)
+        self._samples: SamplesFile | None = SamplesFile(self._run_dir / SAMPLES, limits.samples_file_bytes)
+        self._trace = TraceFile(self._run_dir / TRACE, self._job, limits.trace_max_bytes)
         self._asks = AskWatch(self.ctx)
+        await self._sinks.start(self.ctx, setup)
         self.ctx.start_task(self._watch_asks(), "watch asks")
 
     async def _watch_asks(self) -> None:
-        """Watch this process; in the others their process reporters watch."""
+        """Watch the asks and the health of this process; in the others, their process reporters do."""
         health_at_s = self.ctx.now()
         while True:
             await self.ctx.sleep(self.ctx.limits.beacon_interval_s)
+            self._sinks.remind()
             for overdue in self._asks.overdue():
                 self._write_event("ask_overdue", overdue)
             if self.ctx.now() - health_at_s >= self.ctx.limits.health_interval_s:
@@ -71,50 +77,39 @@ class Metrics(Actor):
 
     async def on_stop(self) -> None:
         self._write_event("asks_counted", self._asks.counted())
-        for sink in self._sinks:
-            await self.ctx.run_blocking(sink.close)
         self._rows.close()
         self._evaluations.close()
         self._events.close()
         self._trace.close()
+        await self._sinks.flush()
 
     @handles(StepRow)
     async def step_row(self, message: StepRow) -> None:
         self._rows.write(_line(message.row))
-        if self._sinks:
-            await self.ctx.run_blocking(self._feed, message.row)
+        self._sinks.tell(message)
 
     @handles(EvaluationRow)
     async def evaluation_row(self, message: EvaluationRow) -> None:
         self._evaluations.write(_line(message.row))
-        if self._sinks:
-            await self.ctx.run_blocking(self._each_sink, lambda sink: sink.evaluation(message.row))
+        self._sinks.tell(message)
 
-    def _feed(self, row: Mapping[str, float | int | str | None]) -> None:
-        """Give the row to every sink, on the actor's thread."""
-        self._each_sink(lambda sink: sink.write(int(row["step"] or 0), row))
-
-    def _each_sink(self, work: Callable[[Sink], None]) -> None:
-        for sink in list(self._sinks):
-            try:
-                work(sink)
-            except Exception as error:  # noqa: BLE001 - a third party's code and network: no run ends for that
-                self.ctx.log.error("a metrics sink failed and is left out", sink=type(sink).__name__, error=repr(error))
-                self._sinks.remove(sink)
+    @handles(Down)
+    async def sink_lost(self, message: Down) -> None:
+        self._sinks.lost(message)
 
     @handles(Samples)
     async def samples(self, message: Samples) -> None:
         await self.ctx.run_blocking(self._keep, message)
+        self._sinks.tell(message)
 
     def _keep(self, message: Samples) -> None:
         """Write samples, on the actor's thread."""
         try:
             if self._samples is not None:
                 self._samples.add(message.rows)
-        except OSError as error:  # a full disk: others say so
+        except OSError as error:  # a full disk, which others report
             self.ctx.log.error("samples cannot be written and are left out", error=repr(error))
             self._samples = None
-        self._each_sink(lambda sink: sink.samples(message.step, message.rows))
 
     @handles(Event)
     async def event(self, message: Event) -> None:
@@ -126,11 +121,10 @@ class Metrics(Actor):
 
     @handles(ProcessHealth)
     async def process_health(self, message: ProcessHealth) -> None:
-        """Record the health of a process; the head's own comes from here."""
+        """Record the health of a process; that of the head comes from ``_watch_asks``."""
         gauges = {name: round(value, 6) for name, value in message.gauges.items()}
         self._write_event("process_health", {"process": message.process, **gauges})
-        for sink in self._sinks:
-            sink.observe(message.process, gauges)
+        self._sinks.tell(message)
 
     @handles(Spans)
     async def spans(self, message: Spans) -> None:
@@ -138,11 +132,46 @@ class Metrics(Actor):
 
     @handles(Flush)
     async def flush(self, _: Flush) -> Flushed:
-        """The mailbox is in order and files are line-buffered, so whoever gets the answer is behind all it has told."""
+        """Answer when all that the asker told before is in the files: messages keep their order, none is buffered.
+
+        The sinks have it then, too, if they are not slow.
+        """
+        await self._sinks.flush()
         return Flushed()
 
 
 def _line(row: dict[str, Any]) -> str:
     """One line of strict JSON: what is no finite number becomes null."""
-    plain = {k: None if isinstance(v, float) and not -1e308 < v < 1e308 else v for k, v in row.items()}
-    return json.dumps(plain, separators=(", ", ": "), allow_nan=False) + "\n"
+    return strict_json(row, separators=(", ", ": ")) + "\n"
+
+
+def end_last_line(path: Path) -> None:
+    """Put a newline behind a last line that was cut off, so that it does not spoil the next one."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+class RowFile:
+    """Appends rows to ``path``: a whole row or none, and an error if there is no room for it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def write(self, line: str) -> None:
+        """Raises NoSpaceLeft if the disk is full; nothing of the line is written then."""
+        try:
+            append(self._descriptor, line.encode())
+        except OSError as error:
+            raise no_space(error, self._path, "the row of a step") or error from error
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,19 +1,18 @@
 """samples.jsonl: some samples of each step as people read them, one line each, in a file that stays small.
 
-    step, chosen (best, worst, random, dropped), prompt, sibling, source, row, reward, reward_parts, finish (ended,
-    cut), tokens (the model's), versions (oldest and newest of the weights), reason (why it was dropped), prompt_text,
-    turns ─▶ role (model, environment, tool), text, tokens, name, fresh          answer
+    step, chosen (best, worst, random, dropped), prompt, sibling, source, row, reward, reward_parts, finish (a label of
+    ``protocol/endings.py``), tokens (the model's), versions (oldest and newest of the weights), reason (why it was
+    dropped), prompt_text, turns ─▶ role (model, environment, tool), text, tokens, name, fresh          answer
 
 Invariants
 - Lines are whole, and steps ascend.
 - The file stays below ``limits.samples_file_bytes``: when it would not, half of its steps go, so that those that stay
   are spread evenly over the whole run, its first and its newest among them.
-- It is worth no run: what cannot be written is reported once and left out.
+- No run ends for it: the first failed write is reported, and all further samples are left out.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from bisect import bisect_left
@@ -23,14 +22,18 @@ from typing import Any, Literal
 
 import msgspec
 
+from actors.core.strict_json import strict_json
 from actors.core.terminal_text import shares, shortened
-from actors.protocol.metrics import ShownSample
+from actors.host.plain_file import json_object, newest_lines
+from actors.host.whole_file import write_whole
+from actors.protocol.metrics import ShownSample, ShownTurn
+from configs.limits import DEFAULT_LIMITS
 
 Choice = Literal["best", "worst", "random"]
 
 
 class SamplesFile:
-    """It appends, and thins. It opens the file for each step: one write a second at most is not worth a descriptor."""
+    """Appends samples, and thins them. It opens the file for each step: a write a second is not worth a descriptor."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -40,9 +43,9 @@ class SamplesFile:
         """Write the samples of one step.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
-        text = "".join(json.dumps(msgspec.to_builtins(row)) + "\n" for row in rows).encode()  # all of it ASCII
+        text = "".join(strict_json(msgspec.to_builtins(row)) + "\n" for row in rows).encode()  # all of it ASCII
         size = self._path.stat().st_size if self._path.exists() else 0
         if size and size + len(text) > self._max_bytes:
             self._thin()
@@ -54,15 +57,13 @@ class SamplesFile:
 
     def _thin(self) -> None:
         """Keep half of the steps, spread evenly."""
-        lines = list(_lines(self._path))
+        lines = [(row["step"], line) for line, row in _rows(self._path)]
         kept = _spread(sorted({step for step, _ in lines}))
-        whole = self._path.with_suffix(".new")
-        whole.write_bytes(b"".join(line + b"\n" for step, line in lines if step in kept))
-        whole.replace(self._path)
+        write_whole(self._path, b"".join(line + b"\n" for step, line in lines if step in kept))
 
 
 def _spread(steps: list[int]) -> set[int]:
-    """Half of ``steps``: those next to points that divide the time from the first to the last evenly."""
+    """At most half of ``steps``: those next to points that divide the span from the first to the last evenly."""
     count = len(steps) // 2
     if count < 2:
         return set(steps[:count])
@@ -71,8 +72,12 @@ def _spread(steps: list[int]) -> set[int]:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """All samples of the file; lines that are not whole are passed over."""
-    return [json.loads(line) for _, line in _lines(path)]
+    """All samples of the file; lines that are not whole, or no samples, are passed over.
+
+    Raises:
+        ConfigError: ``path`` is no plain file.
+    """
+    return [row for _, row in _rows(path)]
 
 
 def of_step(rows: Sequence[dict[str, Any]], step: int | None) -> list[dict[str, Any]]:
@@ -89,9 +94,9 @@ def picked(
     choice: Choice | None = None,
     count: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Those of one step, as ``of_step``; with ``prompt`` and no step those of that prompt in all steps.
+    """The samples of one step, as ``of_step``; with ``prompt`` and no step, those of that prompt in all steps.
 
-    ``best`` and ``worst`` put them in the order of their rewards; ``random`` leaves those that were drawn at random.
+    ``best`` and ``worst`` sort them by their rewards; ``random`` keeps only those that were drawn at random.
     """
     if prompt is not None:
         rows = [row for row in rows if row["prompt"] == prompt]
@@ -105,7 +110,7 @@ def picked(
 
 
 def titled(turns: Sequence[Mapping[str, Any]], chars: int = sys.maxsize) -> list[tuple[str, str]]:
-    """Title and text of each turn, all in about ``chars`` characters; a single one of the model is the response."""
+    """Title and text of each turn, all in about ``chars`` characters; a lone turn of the model is the response."""
     fitting = shares([len(turn["text"]) for turn in turns], chars)
     texts = [shortened(turn["text"], share) for turn, share in zip(turns, fitting, strict=True)]
     if [turn["role"] for turn in turns] == ["model"]:
@@ -118,7 +123,7 @@ def titled(turns: Sequence[Mapping[str, Any]], chars: int = sys.maxsize) -> list
 
 
 def columns(row: ShownSample) -> dict[str, float | int | str | None]:
-    """A sample as a flat row, for tables that know numbers and text alone."""
+    """A sample as a flat row, for tables that hold only numbers and text."""
     flat = msgspec.to_builtins(row)
     parts, turns = flat.pop("reward_parts"), titled(flat["turns"])
     text = turns[0][1] if len(turns) == 1 else "\n".join(f"[{title}]\n{said}" for title, said in turns)
@@ -126,12 +131,35 @@ def columns(row: ShownSample) -> dict[str, float | int | str | None]:
     return flat | {f"reward_{name}": value for name, value in parts.items()}
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Step and line, of each line that is a sample."""
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        try:
-            row = json.loads(line)
-            if "turns" in row:  # it is one of this version
-                yield int(row["step"]), line
-        except (ValueError, KeyError, TypeError):
-            continue
+class _Kept(msgspec.Struct):
+    """Describes what is shown of a line; columns that it need not have have a value here."""
+
+    step: int
+    prompt: int
+    sibling: int
+    turns: list[ShownTurn]
+    chosen: str = ""
+    reward: float | None = None
+    reward_parts: dict[str, float | None] = {}
+    finish: str = ""
+    tokens: int = 0
+    reason: str = ""
+    prompt_text: str = ""
+    answer: str = ""
+    source: str | None = None
+
+
+def sample_of(row: dict[str, Any]) -> dict[str, Any] | None:
+    """A line of samples.jsonl with all that is shown of it; None: an older version, or another hand, has written it."""
+    try:
+        return row | msgspec.to_builtins(msgspec.convert(row, _Kept))
+    except msgspec.ValidationError:
+        return None
+
+
+def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line that is a sample, and what it says."""
+    for line in newest_lines(path, DEFAULT_LIMITS.run_record_bytes):
+        row = json_object(line)
+        if row is not None and (sample := sample_of(row)) is not None:
+            yield line, sample

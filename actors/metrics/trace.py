@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from actors.protocol.metrics import Span
+from actors.protocol.metrics import TraceSpan
 from configs.limits import DEFAULT_LIMITS
 
 _END: Final = b"\n]\n"
@@ -31,7 +31,7 @@ _COLOURS: Final = {
 
 
 class TraceFile:
-    """It appends spans. A track's number is its order of appearance, after the trainer, which comes first."""
+    """Appends spans to a trace. Tracks are shown in the order of their first spans, the trainer's before all others."""
 
     def __init__(self, path: Path, job: str, max_bytes: int = DEFAULT_LIMITS.trace_max_bytes) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class TraceFile:
             head = {"ph": "M", "name": "process_name", "pid": _PID, "tid": 0, "args": {"name": self._job}}
             self._write(b"[\n" + _encoded([head]))
 
-    def add(self, track: str, spans: Sequence[Span]) -> None:
+    def add(self, track: str, spans: Sequence[TraceSpan]) -> None:
         """Write these spans of one track."""
         if self._size > self._max_bytes // 2:
             self._begin_anew()
@@ -61,7 +61,7 @@ class TraceFile:
             self._write(b",\n" + _encoded(events))
 
     def _begin_anew(self) -> None:
-        """The file becomes the part before this one; what was that is over."""
+        """Rename the file to ``trace.1.json``, in place of an older one, and begin another."""
         os.close(self._file)
         self._path.replace(self._path.with_suffix(".1.json"))
         self._open()
@@ -69,7 +69,7 @@ class TraceFile:
         self._write(b",\n" + _encoded(named))
 
     def _write(self, body: bytes) -> None:
-        """Overwrite the end and write it again; where there is no room for that the file stays as it is."""
+        """Put ``body`` before the closing bracket; where there is no room for it, the file stays as it is."""
         at = max(0, self._size - len(_END))
         try:
             written = os.pwrite(self._file, body + _END, at)
@@ -100,7 +100,7 @@ def _names_of(track: str, number: int) -> list[dict[str, Any]]:
     ]
 
 
-def _complete_event(span: Span, track: int) -> dict[str, Any]:
+def _complete_event(span: TraceSpan, track: int) -> dict[str, Any]:
     event: dict[str, Any] = {
         "ph": "X", "name": span.name, "pid": _PID, "tid": track,
         "ts": round(span.start_s * 1e6, 1), "dur": round(max(0.0, span.end_s - span.start_s) * 1e6, 1),
@@ -113,9 +113,9 @@ def _complete_event(span: Span, track: int) -> dict[str, Any]:
 
 
 def _known_tracks(path: Path) -> dict[str, int]:
-    """Tracks of an earlier part of the run; a file that cannot be read is put aside, a trace is not worth a run.
+    """Tracks of an earlier part of the run; a file that cannot be read is put aside, and the run goes on.
 
-    It may be large: it is read line by line, and only lines that name a track are looked into.
+    The file may be large: it is read line by line, and only lines that name a track are decoded.
     """
     tracks: dict[str, int] = {}
     try:

@@ -12,7 +12,7 @@ Invariants
   ≥ 0 the policy version that sampled it; ENVIRONMENT a token of the environment; FRESH the first one of a fresh
   context. The row of an episode begins with FRESH: its prompt is empty, and the first context says what is asked.
 - Every question here may be repeated: TakeTurn at one offset with the same tokens is one turn, joined while it runs,
-  and answered from the ledger afterwards; EpisodeEnded counts once.
+  and answered from the ledger afterwards; EpisodeEnded counts once, and with another reward it is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FRESH: Final = -2
 
 
 class EpisodeLimits(msgspec.Struct, frozen=True, array_like=True):
-    """They bound each episode of a batch; ``SamplingParams.max_tokens`` bounds the model's tokens of all its turns."""
+    """Bounds each episode of a batch; ``SamplingParams.max_tokens`` bounds the model's tokens of all its turns."""
 
     turns_max: int
     turn_tokens: int
@@ -47,22 +47,22 @@ class EpisodeName(msgspec.Struct, frozen=True, array_like=True):
     prompt: int
     sibling: int
     attempt: int
-    """Life of its environment, from 1."""
+    """Number of the environment's life, from 1."""
 
 
 class EpisodeWork(msgspec.Struct, frozen=True):
-    """It is one episode to drive."""
+    """Describes one episode to drive."""
 
     name: EpisodeName
     context: bytes
-    """Context as the prompt source wrote it: it says which row of the data the task is."""
+    """Row of the data that describes the task, as the prompt source encoded it."""
     left_s: float
-    """Seconds within which it should have ended."""
+    """Seconds that the episode still has."""
 
 
 @message("environments.begin_episodes")
 class BeginEpisodes(Message):
-    """The scheduler has these driven. An episode that the worker drives already goes on."""
+    """The scheduler hands these episodes out. One that the worker drives already goes on."""
 
     job: str
     term: int
@@ -71,7 +71,7 @@ class BeginEpisodes(Message):
 
 @message("environments.abandon_episodes")
 class AbandonEpisodes(Message):
-    """Nobody wants these any more: their children are killed, and nothing is said of them."""
+    """The scheduler gives these episodes up: their children are killed, and no EpisodeEnded is sent for them."""
 
     job: str
     term: int
@@ -85,9 +85,9 @@ class RegisterEnvironment(Message):
     job: str
     worker: ActorAddress
     slots: int
-    """Episodes that it drives at once."""
+    """Episodes that the worker drives at once."""
     running: list[EpisodeName]
-    """Episodes that it drives now."""
+    """Episodes that the worker drives now."""
 
 
 @message("scheduler.environment_registered")
@@ -96,7 +96,7 @@ class EnvironmentRegistered(Message):
     lease_s: float
     lease: int
     kept: list[EpisodeName]
-    """Those of ``running`` with which it is to go on; it kills the others."""
+    """Episodes of ``running`` with which the worker goes on; it kills the others."""
 
 
 @message("scheduler.episode_ended")
@@ -107,12 +107,12 @@ class EpisodeEnded(Message):
     episode: EpisodeName
     reward: float | None
     parts: tuple[float, ...] = ()
-    """Rewards that it is the weighted sum of; none where there is one only."""
+    """Rewards that ``reward`` is the weighted sum of; empty if there is only one."""
     failure: Failure | None = None
     cause: str = "ended"
-    """What ended it: ``ended``, ``turns``, ``tokens``, ``time`` (budgets, with a reward all the same), ``failed``."""
+    """Cause: ``ended``; the budget ``turns``, ``tokens``, ``context`` or ``time``, with a reward; ``failed``."""
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
-    """Numbers of the environment's own, averaged over a step."""
+    """Numbers that the environment reports, averaged over a step."""
 
 
 @message("scheduler.lease_episode")
@@ -126,12 +126,12 @@ class LeaseEpisode(Message):
 class EpisodeLeased(Message):
     work: EpisodeWork | None
     retry_after_s: float = 0.0
-    """Seconds after which to ask again, where none may be begun now."""
+    """Seconds after which to ask again, if no episode may begin now."""
 
 
 @message("scheduler.get_episode")
 class GetEpisode(Message):
-    """What the ledger holds of this episode. Reply: EpisodeRecord."""
+    """The gateway asks what the ledger holds of an episode. Reply: EpisodeRecord."""
 
     job: str
     episode: EpisodeName
@@ -139,10 +139,10 @@ class GetEpisode(Message):
 
 @message("scheduler.episode_record")
 class EpisodeRecord(Message):
-    """An episode as the ledger has it, up to the last whole turn; tokens of a turn under way are not in it."""
+    """Holds an episode as the ledger has it, up to the last whole turn, without tokens of a turn under way."""
 
     status: str
-    """``live``; ``ended``: it has a reward, or was dropped; ``replaced``: another attempt drives it; ``unknown``."""
+    """State: ``live``; ``ended``: it has a reward or was dropped; ``replaced``: another attempt has it; ``unknown``."""
     context: bytes = b""
     tokens: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # int32[n]
     logprobs: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.float32))  # float32[n]
@@ -150,7 +150,7 @@ class EpisodeRecord(Message):
     model_tokens_left: int = 0
     """Tokens that the model may still say in this episode."""
     tokens_left: int = 0
-    """Tokens for which its row has room."""
+    """Tokens for which the row still has room."""
     turns_left: int = 0
     left_s: float = 0.0
 
@@ -159,8 +159,8 @@ class EpisodeRecord(Message):
 class TakeTurn(Message):
     """The environment has spoken: append its tokens, and have the model take its turn. Reply: TurnTaken, at its end.
 
-    Refused (NotAccepted) if it contradicts the ledger: ``offset`` is not where the row ends, unless the row holds just
-    this there, or ``diverged`` is set.
+    Refused (NotAccepted) if it contradicts the ledger: ``offset`` is not where the row ends. Accepted even so are a
+    repeat, which finds just these tokens there, and a turn that has ``diverged``.
     """
 
     job: str
@@ -168,28 +168,28 @@ class TakeTurn(Message):
     offset: int
     """Position in the row of the first of ``tokens``."""
     fresh: bool
-    """Whether they begin a fresh context; False: they go on behind the last turn."""
+    """Whether ``tokens`` begin a fresh context; False: they go on behind the last turn."""
     tokens: np.ndarray  # int32[n], at least one
     turn_tokens: int
     """Tokens that the model may say in this turn, at most."""
     diverged: bool = False
-    """Whether a replay has left the path of the earlier attempt: what stands from ``offset`` on is cut off first."""
+    """Whether a replay differs from the earlier attempt: what stands from ``offset`` on is cut off first."""
 
 
 @message("scheduler.turn_taken")
 class TurnTaken(Message):
-    """The model's turn is over; or there was no budget for it, and the episode is to end."""
+    """Tells that the model's turn is over, or that there was no budget for it and the episode is to end."""
 
     status: str
-    """``taken``; ``spent``: no tokens or turns are left, and nothing was appended; ``ended``, ``replaced``, ``unknown``
-    as in EpisodeRecord."""
+    """Result: ``taken``; ``spent``: no tokens or turns are left, and nothing was appended; ``ended``, ``replaced`` and
+    ``unknown`` as in EpisodeRecord."""
     offset: int = 0
     """Position in the row of the first of ``tokens``."""
     tokens: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # int32[n]
     logprobs: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.float32))  # float32[n]
     versions: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # int32[n]
     finish: int = 0
-    """FinishReason of the turn."""
+    """Reason why the turn ended, a FinishReason."""
 
 
 @message("scheduler.cut_turn")

@@ -29,7 +29,7 @@ def is_evaluation(step: int) -> bool:
 
 
 def name_of_batch(step: int) -> str:
-    """What people call the batch."""
+    """Name of the batch in sentences."""
     return f"the evaluation of version {version_of(step)}" if is_evaluation(step) else f"step {step}"
 
 
@@ -39,7 +39,7 @@ def short_name(step: int) -> str:
 
 
 def step_of_short_name(name: str) -> int | None:
-    """The step that ``short_name`` names so; None: it is no such name."""
+    """The step whose ``short_name`` is ``name``; None: it is no such name."""
     number = name.removeprefix("e")
     if not (number.isascii() and number.isdecimal()):
         return None
@@ -48,7 +48,7 @@ def step_of_short_name(name: str) -> int | None:
 
 @message("jobs.need_evaluation")
 class NeedEvaluation(Message):
-    """The prompts of the evaluation are wanted, for this version."""
+    """The scheduler wants the prompts of the evaluation of this version."""
 
     job: str
     version: int
@@ -56,7 +56,7 @@ class NeedEvaluation(Message):
 
 @message("scheduler.give_up_evaluation")
 class GiveUpEvaluation(Message):
-    """The prompts cannot be read, now or later. Answered with Acknowledged."""
+    """The prompts cannot be read, now or later. Reply: Acknowledged."""
 
     job: str
     version: int
@@ -65,12 +65,12 @@ class GiveUpEvaluation(Message):
 
 @message("jobs.evaluation_done")
 class EvaluationDone(Message):
-    """An evaluation is durable, whatever came of it."""
+    """An evaluation is over, and its result durable."""
 
     job: str
     version: int
     figures: dict[str, float]
-    """Figures as ``actors/policies/pass_at_k.py`` computes them, and what was measured; a mean of nothing is NaN."""
+    """Figures by name, as ``actors/scheduler/evaluations.py`` computes them; a mean of nothing is NaN."""
 
 
 @message("metrics.evaluation_row")

@@ -1,4 +1,4 @@
-"""What the scheduler sends the trainer of a step: finished samples, many in one message, end to end in columns.
+"""What the scheduler sends the trainer in a step: finished samples, many in one message, end to end in columns.
 
     scheduler ──GrantGroups───▶ trainer     whole groups, to be trained; each once for each opening of the step
     scheduler ──EarlySamples──▶ trainer     samples whose siblings are not settled yet, for what needs no advantage
@@ -17,7 +17,7 @@ from actors.core.message import Message, message
 
 
 class GroupGrant(msgspec.Struct):
-    """It is one finished, scored group. Columns are ragged by sibling: row i owns ``lengths[i]`` entries."""
+    """Holds one finished, scored group. Columns are ragged by sibling: row i owns ``lengths[i]`` entries."""
 
     job: str
     step: int
@@ -31,11 +31,13 @@ class GroupGrant(msgspec.Struct):
     versions: np.ndarray  # int32[sum(lengths)], policy version of each token
     finished: np.ndarray  # uint8[g], FinishReason
     rewards: np.ndarray  # float64[g]
+    routes: np.ndarray | None = None
+    """uint8[sum(lengths), bytes], the experts that predicted each token (``actors/models/routers.py``)."""
 
 
 @message("trainer.grant_groups")
 class GrantGroups(Message):
-    """The scheduler sends groups end to end in columns: one message for each would cost more than it holds.
+    """The scheduler grants groups, end to end in columns: one message per group would cost more than its content.
 
     Group i owns ``prompt_lengths[i]`` of the ``prompt_ids`` and ``sizes[i]`` rows; row j owns ``lengths[j]`` tokens.
     """
@@ -54,6 +56,7 @@ class GrantGroups(Message):
     versions: np.ndarray  # int32[sum(lengths)]
     finished: np.ndarray  # uint8[r]
     rewards: np.ndarray  # float64[r]
+    routes: np.ndarray | None = None  # uint8[sum(lengths), bytes]
 
     def split(self) -> list[GroupGrant]:
         """The groups one by one, as views.
@@ -72,7 +75,7 @@ class GrantGroups(Message):
                 GroupGrant(
                     self.job, self.step, prompt, self.replay, self.prompt_ids[first : ids[i]], self.siblings[r],
                     self.lengths[r], self.tokens[t], self.logprobs[t], self.versions[t], self.finished[r],
-                    self.rewards[r],
+                    self.rewards[r], None if self.routes is None else self.routes[t],
                 )
             )  # fmt: skip
             row, first = rows[i], ids[i]
@@ -80,18 +83,22 @@ class GrantGroups(Message):
 
     def _check(self) -> None:
         r, t = len(self.siblings), len(self.tokens)
-        wanted = _of_all(self) | {
-            "finished": (len(self.finished), r),
-            "rewards": (len(self.rewards), r),
-            "logprobs": (len(self.logprobs), t),
-            "versions": (len(self.versions), t),
-        }
+        wanted = (
+            _of_all(self)
+            | {
+                "finished": (len(self.finished), r),
+                "rewards": (len(self.rewards), r),
+                "logprobs": (len(self.logprobs), t),
+                "versions": (len(self.versions), t),
+            }
+            | ({} if self.routes is None else {"routes": (len(self.routes), t)})
+        )
         _check_columns(self, f"groups of step {self.step}", wanted)
 
 
 @message("trainer.early_samples")
 class EarlySamples(Message):
-    """Scored samples of incomplete groups go ahead, in columns as those of ``GrantGroups``, as far as there are."""
+    """The scheduler sends scored samples of incomplete groups ahead, in some of the columns of ``GrantGroups``."""
 
     job: str
     step: int
@@ -118,7 +125,7 @@ class EarlySamples(Message):
 
 
 def _of_all(columns: GrantGroups | EarlySamples) -> dict[str, tuple[int, int]]:
-    """Column → (entries, entries that there should be), of the columns that both have."""
+    """Column → (entries, entries that there should be), of the columns that both messages have."""
     n, r = len(columns.prompts), len(columns.siblings)
     return {
         "prompt_lengths": (len(columns.prompt_lengths), n),

@@ -1,8 +1,8 @@
-"""What is told to the job and by it: what its scheduler needs and has made durable, and what that comes to.
+"""News for the job, from its scheduler and its workers, and what the job in turn tells the process that runs it.
 
-scheduler ──NeedBatch, StepCommitted, CheckpointStored──▶ job ──JobEvent──▶ whoever runs the job
+scheduler ──NeedBatch, StepCommitted, CheckpointStored──▶ job ──JobEvent──▶ the process that runs the job
 any actor of the job ──Trouble──▶ scheduler ──Trouble──▶ job ──JobEvent──▶ the terminal, ctl watch, events.jsonl
-scheduler ──StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded──▶ job ──▶ whoever starts and ends functions
+scheduler ──StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded──▶ job ──▶ the pool of functions
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from actors.core.message import Message, message
 
 @message("jobs.need_batch")
 class NeedBatch(Message):
-    """Room for the batch of ``step`` under the staleness bound and the prompt look-ahead."""
+    """The scheduler has room for the batch of ``step`` under the staleness bound and the prompt look-ahead."""
 
     job: str
     step: int
     start: int = -1
-    """First ordinal that is wanted; -1: steps have equal numbers of prompts, and it follows from the step."""
+    """First ordinal that is wanted; -1: steps have equal numbers of prompts, so the step tells it."""
     count: int = 0
     """Number of prompts that are wanted; 0: as many as a step has. Fewer will do if ``more``."""
     more: bool = False
@@ -30,7 +30,7 @@ class NeedBatch(Message):
 
 @message("jobs.step_committed")
 class StepCommitted(Message):
-    """A step is durable. ``metrics`` joins the trainer's and the scheduler's; a mean of nothing is NaN there."""
+    """A step is committed, and durable. ``metrics`` are the trainer's and the scheduler's; a mean of nothing is NaN."""
 
     job: str
     step: int
@@ -42,8 +42,9 @@ class StepCommitted(Message):
 
 @message("jobs.trouble")
 class Trouble(Message):
-    """Somebody has met what people must be told of. The scheduler passes it on to the job, which says each ``kind``
-    once, and again whenever its count has doubled.
+    """An actor has met trouble that people must be told of. The scheduler passes it on to the job.
+
+    The job says each ``kind`` once, and again whenever its count has doubled.
     """
 
     job: str
@@ -52,7 +53,7 @@ class Trouble(Message):
     text: str
     """One or two sentences for people: what was met first, where, and what to do."""
     count: int = 1
-    """How often it was met since whoever says it last said so."""
+    """Number of times that it was met since its sender last told of it."""
 
 
 @message("jobs.checkpoint_stored")
@@ -61,11 +62,11 @@ class CheckpointStored(Message):
     step: int
     path: str
     final: bool
-    """The trainer trains no more: the job is over."""
+    """Whether the trainer trains no more: the job is over."""
     stopped: bool = False
-    """Its operator wanted that."""
+    """Whether the job is over because its operator wanted that."""
     failed: str = ""
-    """Reason why there are no further steps, if there should be."""
+    """Reason why there are no further steps, if there should be some."""
 
 
 @message("jobs.step_planned")
@@ -75,9 +76,9 @@ class StepPlanned(Message):
     job: str
     step: int
     workers: list[str]
-    """Workers that the plan uses, of those that are there, and those that generate some of the step already."""
+    """Present workers that the plan uses, and those that generate some of the step already."""
     more: int = 0
-    """Number of functions that it wants beside them; they join the step when they are ready."""
+    """Number of functions that the plan wants beside ``workers``; they join the step when they are ready."""
 
 
 @message("jobs.worker_released")
@@ -107,7 +108,7 @@ class GenerationEnded(Message):
 
 
 WorkerNews = StepPlanned | WorkerReleased | WorkerWoken | GenerationEnded
-"""News of planned generation. Some may be lost as the job's actor dies: the next plan says all of it again."""
+"""News of planned generation. If the job's actor dies some are lost; the next plan tells everything again."""
 
 
 @message("jobs.event")
@@ -124,4 +125,4 @@ class JobEvent(Message):
     kind: str
     fields: dict[str, Any]
     result: dict[str, Any]
-    """What the run comes to with it: the object that ``run --json`` prints."""
+    """Summary of the run so far, this event included: the object that ``run --json`` prints."""

@@ -11,18 +11,18 @@ from actors.core.message import Message, message
 
 
 class JobState(enum.StrEnum):
-    """``submitted → running ⇄ paused → stopping → finished | interrupted``, and ``failed`` from everywhere.
+    """Names a job's states: ``submitted → running ⇄ paused → stopping → finished | interrupted``; ``failed`` from any.
 
     A job that shares a training service may be ``queued`` before it runs.
     """
 
     SUBMITTED = "submitted"
     QUEUED = "queued"
-    """No service has room for it yet."""
+    """No training service has room for it yet."""
     RUNNING = "running"
     PAUSED = "paused"
     STOPPING = "stopping"
-    """A checkpoint is on its way, after which no further step is taken."""
+    """The last checkpoint is on its way; no further step is taken."""
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
@@ -42,7 +42,7 @@ class PauseJob(Message):
 
 @message("jobs.resume")
 class ResumeJob(Message):
-    """Reply: JobReport."""
+    """Go on with a paused job. Reply: JobReport."""
 
     job: str
 
@@ -69,7 +69,7 @@ class CheckpointReport(Message):
 
 @message("jobs.status")
 class JobStatus(Message):
-    """Reply: JobReport."""
+    """Say how the job stands. Reply: JobReport."""
 
     job: str
 
@@ -79,12 +79,12 @@ class JobReport(Message):
     job: str
     state: JobState
     step: int
-    """Steps committed."""
+    """Number of committed steps."""
     steps: int
     reason: str
-    """Why it failed or was interrupted, empty otherwise."""
+    """Reason why the job failed or was interrupted; else empty."""
     waiting_for: str
-    """The scheduler's word on a job that does not move."""
+    """What the job waits for, in words; empty while it moves."""
     checkpoint: str
     quiet_s: float = 0.0
-    """How long no sample has moved."""
+    """Seconds for which no sample has moved."""

@@ -1,4 +1,4 @@
-"""What the ranker hears and says. All of it by tell: nobody waits for it, and what is lost is a score that is missing.
+"""What the ranker hears and says, all of it by tell: nobody waits for it, and a lost message only costs scores.
 
     scheduler ──ScorePrompts──▶ ranker ──LengthScores──▶ scheduler        a batch was issued
     scheduler ──ObserveLengths─▶ ranker                                   a batch was committed
@@ -15,7 +15,7 @@ from actors.core.message import Message, message
 
 @message("ranker.score_prompts")
 class ScorePrompts(Message):
-    """The scheduler asks how long the responses to these will be. ``keys`` name prompts by their tokens."""
+    """The scheduler asks how long the responses to these prompts will be. ``keys`` name prompts by their tokens."""
 
     job: str
     step: int
@@ -26,7 +26,7 @@ class ScorePrompts(Message):
 
 @message("ranker.observe_lengths")
 class ObserveLengths(Message):
-    """The responses have been this long: the mean over each prompt's samples."""
+    """The scheduler tells how long the responses have been: the mean over each prompt's samples."""
 
     job: str
     step: int
@@ -38,9 +38,9 @@ class ObserveLengths(Message):
 
 @message("scheduler.length_scores")
 class LengthScores(Message):
-    """The ranker expects these tokens of each prompt, as of its ``refresh``-th fine-tuning."""
+    """The ranker tells how long it expects the responses to be, as of its ``refresh``-th fine-tuning."""
 
     job: str
     refresh: int
     keys: np.ndarray  # uint64[p]
-    scores: np.ndarray  # float64[p]
+    scores: np.ndarray  # float64[p], tokens

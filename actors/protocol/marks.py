@@ -1,6 +1,6 @@
-"""Reading the marks of an episode's row: who has written each token, and where contexts and turns begin.
+"""Reads the marks of an episode's row: who has written each token, and where contexts and turns begin.
 
-marks   -2 -1 -1  0  0 -1 -1  0 | -2 -1  1  1        tokens of the model have their policy version
+marks   -2 -1 -1  0  0 -1 -1  0 | -2 -1  1  1        a token of the model has its policy version as its mark
         ◀ leading ▶◀turn▶      ◀▶  ◀ lead.▶◀turn▶      a bar: a fresh context begins
 """
 
@@ -16,11 +16,11 @@ from actors.protocol.episodes import FRESH
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """It is one context of an episode, as positions in its row."""
+    """Holds one context of an episode, as positions in its row."""
 
     start: int
     first: int
-    """Position of the model's first token in it; its end, where the model has said nothing there."""
+    """Position of the model's first token in the context; ``end`` if the model has said nothing there."""
     end: int
 
 
@@ -42,7 +42,7 @@ def turn_starts(marks: np.ndarray) -> np.ndarray:
 
 
 def whole_turns(marks: np.ndarray, *, under_way: bool) -> int:
-    """Where the last whole turn ends in a row with these marks; ``under_way``: the turn that is due is not over."""
+    """Position where the last whole turn ends in a row with these marks; ``under_way``: the newest turn is not over."""
     end = len(marks)
     if under_way and end and marks[-1] >= 0:
         end = int(turn_starts(marks)[-1])

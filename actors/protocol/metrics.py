@@ -1,4 +1,4 @@
-"""What the metrics actor hears. It owns metrics.jsonl, events.jsonl, trace.json and the TensorBoard files.
+"""What the metrics actor hears. That actor owns metrics.jsonl, events.jsonl, trace.json and the TensorBoard files.
 
 job ──StepRow, Flush──▶ metrics ──Flushed──▶ job          workers, trainer, training service ──Spans──▶ metrics
 every actor of the job ──Event──▶ metrics                 every process ──ProcessHealth──▶ metrics
@@ -13,12 +13,12 @@ from actors.core.look import Sight
 from actors.core.message import Message, message
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """It is one coloured bar on a track of the trace. Wall-clock seconds, for people only."""
+class TraceSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Describes one coloured bar on a track of the trace, in wall-clock seconds, for people only."""
 
     name: str
-    """One of generate, idle, pull, train, publish, wait, score, checkpoint; of a training service also burst, switch,
-    prefetch."""
+    """Activity: generate, idle, pull, train, publish, wait, score, checkpoint, episode, answer; of a training service
+    also load, burst, switch, prefetch."""
     start_s: float
     end_s: float
     args: dict[str, float | int | str] = {}
@@ -28,8 +28,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class Spans(Message):
     job: str
     track: str
-    """Name of the worker or the trainer; in a training service's trace that of the job."""
-    spans: list[Span]
+    """Name of the worker or the trainer; in a training service's trace, of the job."""
+    spans: list[TraceSpan]
 
 
 @message("metrics.step_row")
@@ -41,20 +41,20 @@ class StepRow(Message):
 
 
 class ShownTurn(msgspec.Struct, frozen=True):
-    """It is one turn of a sample, as text."""
+    """Holds one turn of a sample, as text."""
 
     role: str
-    """``model``, ``environment`` or ``tool``."""
+    """Speaker: ``model``, ``environment`` or ``tool``."""
     text: str
     tokens: int
     name: str = ""
     """Name of the tool."""
     fresh: bool = False
-    """Whether a fresh context begins with it: of what stands before it, the model sees only what it repeats."""
+    """Whether a fresh context begins with this turn: the model sees nothing of what stands before it."""
 
 
 class ShownSample(msgspec.Struct, frozen=True):
-    """It is one sample of a committed step, as text: a line of samples.jsonl (``samples.py`` describes its fields)."""
+    """Holds one sample of a committed step, as text: a line of samples.jsonl (``samples.py`` describes its fields)."""
 
     step: int
     chosen: str
@@ -84,7 +84,7 @@ class Samples(Message):
 
 @message("metrics.event")
 class Event(Message):
-    """Somebody adds a line to events.jsonl, about which a person or a checker may ask later."""
+    """An actor adds a line to events.jsonl, which people and checkers read."""
 
     job: str
     name: str
@@ -93,7 +93,7 @@ class Event(Message):
 
 @message("metrics.process_health")
 class ProcessHealth(Message):
-    """A process says every ``health_interval_s`` how late its event loop is, and what went astray in it."""
+    """A process tells every ``health_interval_s`` how late its event loop is, and of lost messages and long waits."""
 
     job: str
     process: str
@@ -101,13 +101,13 @@ class ProcessHealth(Message):
     loop_lag_p99_s: float
     loop_lag_max_s: float
     dead_letters: int
-    """Number since the process began."""
+    """Number of messages without a receiver since the process began."""
     oldest_wait_s: float
     """Longest wait of those that have lasted longer than ``stall_report_s``; 0 if none has."""
 
     @classmethod
     def of(cls, job: str, sight: Sight) -> ProcessHealth:
-        """What a look into a process comes to; its loop must be probed."""
+        """The health that a look into a process shows; its loop must be probed."""
         assert sight.loop_lag is not None, "under virtual time there is no lag to tell of"
         return cls(
             job=job,
@@ -133,7 +133,7 @@ class ProcessHealth(Message):
 
 @message("metrics.flush")
 class Flush(Message):
-    """Somebody asks for Flushed, which comes once everything that it has told before is in the files."""
+    """An actor asks for everything to be written. Reply: Flushed, once all that it has told before is in the files."""
 
     job: str
 

@@ -1,10 +1,12 @@
-"""Prompts to read and responses to score. Whoever answers keeps no state; both are idempotent asks.
+"""Prompts to read and responses to score: idempotent questions to actors that keep no state.
 
 scheduler ──Score──▶ rewards ──Scored──▶ scheduler          job ──ReadPrompts──▶ prompts ──PromptsRead──▶ job
 scheduler ──ShowSamples──▶ rewards ──Samples (``metrics.py``)──▶ metrics
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -13,7 +15,7 @@ from actors.core.message import Message, message
 
 
 class Response(msgspec.Struct, frozen=True):
-    """It is one finished response to score. ``finish`` is a FinishReason."""
+    """Holds one finished response to score. ``finish`` is a FinishReason."""
 
     sibling: int
     token_ids: np.ndarray  # int32[n]
@@ -23,7 +25,7 @@ class Response(msgspec.Struct, frozen=True):
 class PromptResponses(msgspec.Struct, frozen=True):
     prompt: int
     context: bytes
-    """Context as the prompt source wrote it."""
+    """Context of the prompt, as in SourcedPrompt."""
     responses: list[Response]
 
 
@@ -37,16 +39,16 @@ class Score(Message):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """It is either a reward or a failure, never both; a failure is never a reward of 0."""
+    """Holds either a reward or a failure, never both; a failure is never a reward of 0."""
 
     prompt: int
     sibling: int
     reward: float | None
     failure_kind: str = ""
-    """FailureKind, empty on success."""
+    """Kind of the failure, a FailureKind; empty on success."""
     failure_message: str = ""
     parts: tuple[float, ...] = ()
-    """Rewards that it is the weighted sum of, in the job file's order; none where there is one only."""
+    """Rewards that ``reward`` is the weighted sum of, in the job file's order; empty if there is only one."""
 
 
 @message("rewards.scored")
@@ -54,8 +56,19 @@ class Scored(Message):
     verdicts: list[Verdict]
 
 
+def beyond_limit(rewards: Iterable[float], limit: float) -> str:
+    """What is wrong with the first of ``rewards`` whose magnitude is above ``limit``, for people; empty: none is.
+
+    Far beyond it, a group's mean and spread are no numbers any more, and each of its updates would be skipped.
+    """
+    found = next((reward for reward in rewards if abs(reward) > limit), None)
+    if found is None:
+        return ""
+    return f"the reward {found:g}, which is beyond reward.limit {limit:g}: scale rewards down, or raise the limit"
+
+
 class SampleToShow(msgspec.Struct, frozen=True):
-    """It is one sample of a committed step, chosen for people to read."""
+    """Holds one sample of a committed step, chosen for people to read."""
 
     chosen: str
     """Reason of the choice: best, worst, random or dropped."""
@@ -64,14 +77,14 @@ class SampleToShow(msgspec.Struct, frozen=True):
     prompt_ids: np.ndarray  # int32[p]
     token_ids: np.ndarray  # int32[n]
     versions: np.ndarray  # int32[n]
-    """Weight version of each token; below 0 it is the environment's (``actors/environments/turns.py``)."""
+    """Policy version of each token, below 0 for an environment's (``scoring/reward_worker.py``)."""
     finish: int
     reward: float | None
     reason: str
-    """Reason why it was dropped; empty if it was trained."""
+    """Reason why the sample was dropped; empty if it was trained."""
     context: bytes
     parts: list[float] = []
-    """Rewards that it is the weighted sum of; none where there is one only, or no verdict."""
+    """Rewards that ``reward`` is the weighted sum of; empty if there is only one, or no verdict."""
 
 
 @message("rewards.show_samples")
@@ -87,24 +100,26 @@ class ShowSamples(Message):
 class ReadPrompts(Message):
     """The job reads prompts. Reply: PromptsRead, a function of (data config, seed, ordinal): a restart repeats it.
 
-    It is answered within about ``limits.read_slice_s``, with what has been found by then; the rest is asked for again.
+    The answer comes within about ``limits.read_slice_s``, with what was found by then; the job asks again for the rest.
     """
 
     job: str
     start: int
     count: int
     evaluation: bool = False
-    """Whether it reads the prompts of the evaluation, which has ordinals of its own."""
+    """Whether to read the prompts of the evaluation, which has ordinals of its own."""
 
 
 class SourcedPrompt(msgspec.Struct, frozen=True):
+    """Holds one prompt, tokenised. ``context`` is a MessagePack map, opaque to all but the reward worker."""
+
     prompt: int
     token_ids: np.ndarray  # int32[n]
     text: str
     context: bytes
-    """Context that says which row it is."""
+    """Row of the data, as the prompt source encoded it."""
     answer_tokens: int = -1
-    """Length of the row's answer, in jobs whose steps are planned; -1: not counted, or there is none."""
+    """Length of the row's answer, used to plan steps; -1: it was not counted. The journal does not keep it."""
 
 
 @message("prompts.prompts_read")
@@ -113,16 +128,16 @@ class PromptsRead(Message):
     exhausted: bool
     """Whether a finite data set with ``data.epochs`` set has ended."""
     rows: int = 0
-    """Rows of the data set."""
+    """Number of rows of the data set."""
     checked: int = 0
-    """Rows known to have a prompt and what else the job needs of them; all are looked at before the first is used."""
+    """Number of rows known to have all that the job needs of them; all are looked at before the first is used."""
     seen: int = 0
-    """Rows of the first epoch that have been tokenised."""
+    """Number of rows of the first epoch that have been tokenised."""
     passed: dict[str, int] = msgspec.field(default_factory=dict)
-    """Rows that are passed over, so far, by reason."""
+    """Numbers of rows that have been passed over so far, by reason."""
     first: dict[str, str] = msgspec.field(default_factory=dict)
-    """The first one of each reason, and what is wrong with it."""
+    """First row that was passed over, and what is wrong with it, by reason."""
     replaced: bool = False
     """Whether the run's earlier prompts came from other data at the same place."""
     overlap: int = 0
-    """Prompts of the evaluation that are prompts of the training data, too."""
+    """Number of prompts of the evaluation that are prompts of the training data, too."""

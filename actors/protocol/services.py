@@ -1,7 +1,7 @@
-"""Who serves a job in which role: the scheduler knows, for everyone else has to find it in any case.
+"""Who serves a job in which role: the scheduler knows, since every actor has to find the scheduler anyway.
 
-rewards, weights, trainer, … ──RegisterService──▶ scheduler ◀──LookupService── whoever needs one
-                                                      └──ServiceChanged──▶ trainer
+rewards, weights, trainer, … ──RegisterService──▶ scheduler ◀──LookupService── an actor that needs one
+                                   scheduler, weights ──ServiceChanged──▶ trainer
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ class RegisterService(Message):
     job: str
     role: str
     address: ActorAddress
+    moved: bool = False
+    """Whether a ``gateway`` has another address than before, so that agents cannot reach it: their episodes end."""
 
 
 @message("scheduler.lookup_service")
 class LookupService(Message):
-    """Somebody asks who serves in this role. Reply: ServiceFound."""
+    """An actor asks which service has this role. Reply: ServiceFound."""
 
     job: str
     role: str
@@ -34,7 +36,7 @@ class LookupService(Message):
 
 @message("scheduler.service_found")
 class ServiceFound(Message):
-    """``policy_version``: of the weights, the newest version that a worker may serve; -1: none yet."""
+    """Names the service. ``policy_version``: of ``weights``, the newest that a worker may serve; -1: none yet."""
 
     address: ActorAddress | None
     policy_version: int = -1
@@ -42,7 +44,7 @@ class ServiceFound(Message):
 
 @message("scheduler.service_changed")
 class ServiceChanged(Message):
-    """The scheduler tells the trainer of a new ``weights``, to which it publishes its current version again."""
+    """The trainer is told to publish its current version again: ``weights`` is a new life, or has lost a segment."""
 
     job: str
     role: str

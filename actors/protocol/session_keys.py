@@ -1,36 +1,35 @@
-"""Keys of the gateway: one for whoever runs the job, and one for each life of an episode, which nobody has to remember.
+"""Keys of the gateway: one for its operator, and one for each life of an episode, which nobody has to store.
 
     RUN/gateway.key (0600)  hr-admin-…      begins episodes; its text is also the secret that signs session keys
     session key             hr-<job>-<step>-<prompt>-<sibling>-<attempt>-<signature>
                             of the evaluation of version 3, <step> is e3
 
 Invariants
-- The file is made once, by whoever needs it first, and outlives every process of the run: keys stay good.
-- A session key is valid by its signature alone. Whether its episode still goes on, the scheduler knows.
+- The file is made once, by the process that needs it first, and outlives every process of the run: keys stay good.
+- A session key is valid by its signature alone. The scheduler knows whether its episode still goes on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
-import tempfile
 from pathlib import Path
 from typing import Final
 
+from actors.host.whole_file import write_once
 from actors.protocol.episodes import EpisodeName
 from actors.protocol.evaluations import short_name, step_of_short_name
+from configs.run_files import GATEWAY_KEY
 from transport.errors import HeadraceError
 
-KEY_FILE: Final = "gateway.key"
 _ADMIN: Final = "hr-admin-"
 _SIGNATURE_CHARACTERS: Final = 32
-"""In hexadecimal: 128 bits, nobody guesses it."""
+"""Length of a signature in hexadecimal: 128 bits, which nobody guesses."""
 
 
 class BadKey(HeadraceError):
-    """The key is none of this run's; the message says why."""
+    """A key is none of this run's; the message says why."""
 
 
 def admin_key(run_dir: Path) -> str:
@@ -39,19 +38,9 @@ def admin_key(run_dir: Path) -> str:
     Raises:
         BadKey: the file holds something else.
     """
-    path = run_dir / KEY_FILE
+    path = run_dir / GATEWAY_KEY
     if not path.exists():
-        descriptor, made = tempfile.mkstemp(dir=run_dir, prefix=f".{KEY_FILE}.")  # mode 0600
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{_ADMIN}{secrets.token_hex(24)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(made, path)  # whole or not at all, and never over a key that somebody else has just made
-        except FileExistsError:
-            pass
-        finally:
-            Path(made).unlink()
+        write_once(path, f"{_ADMIN}{secrets.token_hex(24)}\n")  # never over a key that somebody else has just made
     key = path.read_text("ascii", errors="replace").strip()
     if not key.startswith(_ADMIN):
         raise BadKey(f"{path} holds no admin key (expected {_ADMIN}…): remove it, and the next start makes one")
@@ -66,7 +55,7 @@ class SessionKeys:
         self._secret = hmac.digest(admin.encode(), b"session keys", "sha256")
 
     def is_admin(self, key: str) -> bool:
-        """Compared in constant time."""
+        """Whether ``key`` is the admin key; compared in constant time."""
         return hmac.compare_digest(key.encode("utf-8", "replace"), self._admin.encode())
 
     def sign(self, episode: EpisodeName) -> str:

@@ -17,7 +17,7 @@ class OpenStep(Message):
     """The trainer is ready to consume ``step``. Reply: Acknowledged.
 
     A step at or below the committed frontier is a replay: the same samples are granted again, bit for bit, because the
-    trainer restarted from an older checkpoint. Every grant of an earlier incarnation of the trainer is void.
+    trainer restarted from an older checkpoint. Every grant to an earlier incarnation of the trainer is void.
     """
 
     job: str
@@ -27,7 +27,7 @@ class OpenStep(Message):
 
 @message("trainer.step_granted")
 class StepGranted(Message):
-    """Every group of the step has been sent; dropped samples are named by the ledger and are not among them."""
+    """Every group of the step has been sent: ``groups`` with ``samples`` in all; ``dropped`` samples are missing."""
 
     job: str
     step: int
@@ -40,7 +40,7 @@ class StepGranted(Message):
 
 @message("scheduler.commit_step")
 class CommitStep(Message):
-    """The optimizer has stepped on exactly these samples; durable before the reply. Idempotent by (job, step)."""
+    """The optimizer has stepped on exactly these samples. Idempotent by (job, step). Reply: Committed, once durable."""
 
     job: str
     step: int
@@ -60,12 +60,12 @@ class Committed(Message):
     checkpoint: bool
     """Whether to take a checkpoint now."""
     spared: tuple[int, ...] = ()
-    """Steps of older checkpoints that stay though newer ones are kept: the best one, and those being evaluated."""
+    """Steps of older checkpoints that are not to be deleted: of the best one, and of those being evaluated."""
 
 
 @message("scheduler.checkpoint_taken")
 class CheckpointTaken(Message):
-    """A durable checkpoint exists from which training can go on at step ``step``. Reply: Acknowledged."""
+    """A checkpoint is durable, from which training can go on at step ``step``. Reply: Acknowledged."""
 
     job: str
     step: int

@@ -1,4 +1,4 @@
-"""Tokens on their way from a rollout worker to the ledger: one message an engine step, all samples in two arrays.
+"""Tokens on their way from a rollout worker to the ledger: a message for each engine step, all samples in two arrays.
 
 worker ──TokenReport──▶ scheduler ──ReportsTaken (``work.py``), of what asked to be confirmed──▶ worker
 """
@@ -6,6 +6,7 @@ worker ──TokenReport──▶ scheduler ──ReportsTaken (``work.py``), of
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,17 +16,17 @@ from actors.protocol.work import EngineStats
 
 
 class FinishReason(enum.IntEnum):
-    """It is the code of a sample in ``TokenReport.finished``."""
+    """Names the codes of a sample's end in ``TokenReport.finished``."""
 
     RUNNING = 0
     STOP = 1
     LENGTH = 2
     ABORTED = 3
-    """Handed back unfinished (drain, revoke); goes on elsewhere from its tokens."""
+    """Handed back unfinished (drain, revoke): it goes on elsewhere from its tokens."""
 
 
 ROW: Final = np.dtype([("assignment", "<i8"), ("offset", "<i4"), ("count", "<i4"), ("finished", "u1")])
-"""Record of a sample that moved: it owns the next ``count`` tokens of its report; ``finished`` is a FinishReason.
+"""Record of a sample that advanced: it owns the next ``count`` tokens of its report; ``finished`` is a FinishReason.
 
 ``offset`` is the position of its first token in the response, so a repeat or a gap is seen by the ledger.
 """
@@ -36,11 +37,10 @@ TOKEN: Final = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 
 @message("scheduler.token_report")
 class TokenReport(Message):
-    """It holds all tokens of an engine step, or of several that went on with the same samples, as two arrays of
-    records.
+    """Holds all tokens of an engine step, or of several steps of the same samples, as two arrays of records.
 
-    One record for each sample that moved, one for each token. They travel as bytes, so that a collector makes one
-    report of many by joining bytes, and looks at none of them alone.
+    There is a record for each sample that advanced, and one for each token. They travel as bytes, so that a collector
+    joins many reports into one without decoding any.
     """
 
     job: str
@@ -52,28 +52,31 @@ class TokenReport(Message):
     row_bytes: bytes  # ROW[n]
     token_bytes: bytes  # TOKEN[sum(counts)]
     stats: EngineStats
+    route_bytes: bytes = b""  # uint8[sum(counts), bytes of a token]
+    """Experts that predicted each token (``actors/models/routers.py``); empty: not told."""
     confirm: bool = False
-    """Whether its worker is to be told when it has been taken."""
+    """Whether the worker is to be told when the ledger has this report."""
 
     @classmethod
     def of(
         cls, assignments: np.ndarray, offsets: np.ndarray, counts: np.ndarray, finished: np.ndarray,
-        tokens: np.ndarray, logprobs: np.ndarray, **rest: Any,
+        tokens: np.ndarray, logprobs: np.ndarray, routes: np.ndarray | None = None, **rest: Any,
     ) -> TokenReport:  # fmt: skip
-        """A report made of columns: [n] for rows, [sum(counts)] for tokens."""
+        """Make a report of columns: [n] for rows, [sum(counts)] for tokens, uint8[sum(counts), bytes] for routes."""
         rows, ids = np.empty(len(assignments), ROW), np.empty(len(tokens), TOKEN)
         rows["assignment"], rows["offset"], rows["count"], rows["finished"] = assignments, offsets, counts, finished
         ids["id"], ids["logprob"] = tokens, logprobs
-        return cls(row_bytes=rows.tobytes(), token_bytes=ids.tobytes(), **rest)
+        told = b"" if routes is None else routes.tobytes()
+        return cls(row_bytes=rows.tobytes(), token_bytes=ids.tobytes(), route_bytes=told, **rest)
 
     @property
     def weight(self) -> int:
-        """Tokens; a row without tokens counts as one."""
+        """Number of tokens, or of rows if there are more of those."""
         return max(len(self.token_bytes) // TOKEN.itemsize, len(self.row_bytes) // ROW.itemsize)
 
     @property
     def rows(self) -> np.ndarray:
-        """ROW[n], read-only, as the following columns are."""
+        """ROW[n], read-only, as are the columns below."""
         return np.frombuffer(self.row_bytes, ROW)
 
     @property
@@ -105,3 +108,29 @@ class TokenReport(Message):
     def logprobs(self) -> np.ndarray:
         """float32[sum(counts)]"""
         return np.frombuffer(self.token_bytes, TOKEN)["logprob"]
+
+    @property
+    def routes(self) -> np.ndarray | None:
+        """uint8[sum(counts), bytes]; None: not told.
+
+        Raises:
+            ValueError: the bytes do not share out among the tokens.
+        """
+        tokens = len(self.token_bytes) // TOKEN.itemsize
+        return np.frombuffer(self.route_bytes, np.uint8).reshape(tokens, -1) if self.route_bytes else None
+
+
+def joined_routes(parts: Sequence[np.ndarray | None], counts: Sequence[int]) -> np.ndarray | None:
+    """The routes of several runs of ``counts`` tokens, end to end; 0 (not known) where a part is None. None: all are.
+
+    Raises:
+        ValueError: tokens of different parts have routes of different sizes.
+    """
+    told = [part for part in parts if part is not None and len(part)]
+    if not told:
+        return None
+    width = told[0].shape[1]
+    blanks = (np.zeros((count, width), np.uint8) for count in counts)
+    return np.concatenate(
+        [blank if part is None or not len(part) else part for part, blank in zip(parts, blanks, strict=True)]
+    )

@@ -1,7 +1,10 @@
-"""What the weight server says and hears. Versions are immutable; workers pull, nobody pushes.
+"""What the weight server says and hears. Versions are immutable; they are pulled, and never pushed.
 
 trainer ──Publish──▶ weights ──VersionAvailable──▶ scheduler ──PullVersion──▶ worker ──GetChunks, GetSegment──▶ worker
-                        ▲──────────GetManifest, GetChunks──────────────────────┘
+                        ▲──────────GetManifest, GetChunks──────────────────────┤
+weights ──Publish, QueryVersions──▶ shares ◀────────────GetChunks──────────────┘
+
+Shares: the parts of a version that the other machines of a trainer hold, each beside a rank there.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from transport.address import ActorAddress
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """It says where a parameter lies in the version's bytes. ``dtype`` is torch's name (``float32``, ``bfloat16``)."""
+    """Tells where a parameter lies in a version's bytes. ``dtype`` is torch's name (``float32``, ``bfloat16``)."""
 
     name: str
     dtype: str
@@ -24,7 +27,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """It says all there is to know about a version before its bytes. ``chunk_hashes`` are xxh3-128 of each chunk."""
+    """Describes a version, all but its bytes. ``chunk_hashes`` are xxh3-128 of each chunk."""
 
     job: str
     policy_version: int
@@ -34,15 +37,22 @@ class Manifest(msgspec.Struct, frozen=True):
     chunk_hashes: tuple[bytes, ...]
     tensors: tuple[TensorEntry, ...]
     adapter_of: str = ""
-    """Identity of the model beside which the version is an adapter (``actors/host/adapter.py``); empty: it is a whole
-    model."""
+    """Identity of the model whose adapter the version is (``actors/models/adapter.py``); empty: it is a whole model."""
+    sources: tuple[str, ...] = ()
+    """Who has the chunks of a version that lies on several machines: "" for the weight server, then names of shares.
+    Empty: the weight server has all of them, each ``chunk_bytes`` long but for the last."""
+    chunk_ends: tuple[int, ...] = ()
+    """End of each chunk in bytes, if there are several sources."""
+    chunk_sources: tuple[int, ...] = ()
+    """Number of each chunk's source, if there are several."""
 
 
 @message("weights.publish")
 class Publish(Message):
     """The trainer has laid a version out in the segment file ``path`` of host ``host``. Idempotent. Reply: Published.
 
-    On success the server owns the segment: it removes the file when the version retires.
+    On success the server owns the segment: it removes the file when the version retires. If the manifest has several
+    sources, the server passes this on to the shares before it takes the version, and ``path`` holds the server's part.
     """
 
     manifest: Manifest
@@ -63,34 +73,36 @@ class GetManifest(Message):
     job: str
     policy_version: int
     puller: ActorAddress | None = None
-    """Address that serves, on ``host``, what it has of this version; None: it passes nothing on."""
+    """Address of the puller, which passes on what it has of this version; None: it passes nothing on."""
     host: str = ""
     site: str = ""
     """Site of ``host``; see ``segments.own_site``."""
     avoid: ActorAddress | None = None
-    """Feed that it was given before, and that has failed it."""
+    """Feed (another puller) that the puller was given before, and that has failed it."""
 
 
 @message("weights.manifest_reply")
 class ManifestReply(Message):
-    """A puller on ``host`` can map ``path``; others ask for chunks. Without a manifest that version is not held."""
+    """Tells how to get a version: on ``host`` map ``path``, elsewhere ask for chunks. No manifest: it is not held."""
 
     manifest: Manifest | None
     host: str
     path: str
     feed: ActorAddress | None = None
-    """Address to get the chunks from; None: here."""
+    """Address of the puller to get the chunks from; None: from the server."""
     feed_maps: bool = False
     """Whether ``feed`` is on the puller's machine: wait for it with GetSegment, and map its file."""
     relay: bool = False
-    """Whether the puller may say who it is, and pass on what it has."""
+    """Whether the puller may name its address in GetManifest, and pass chunks on."""
     delta: bool = False
-    """Whether the puller may name the version that it holds in GetChunks."""
+    """Whether the puller may name, in GetChunks, the version that it holds."""
+    sources: tuple[ActorAddress | None, ...] = ()
+    """Address of each of the manifest's sources; None: it is gone, and looked for."""
 
 
 @message("weights.get_segment")
 class GetSegment(Message):
-    """A puller asks one on its machine. Reply: SegmentReady, once the version is whole there."""
+    """A puller asks another one on its machine. Reply: SegmentReady, once the version is whole there."""
 
     job: str
     policy_version: int
@@ -103,7 +115,7 @@ class SegmentReady(Message):
 
 @message("weights.segment_damaged")
 class SegmentDamaged(Message):
-    """A puller tells the server: chunks of this version do not fit their hashes, however often they are fetched."""
+    """A puller tells the server that chunks of this version do not fit their hashes, however often they are fetched."""
 
     job: str
     policy_version: int
@@ -111,13 +123,13 @@ class SegmentDamaged(Message):
 
 @message("weights.get_chunks")
 class GetChunks(Message):
-    """It opens a credit stream of Chunk on the bulk lane, in the order asked, from the server or from a puller."""
+    """A puller opens a credit stream of Chunk on the bulk lane, in the order asked, at the server or another puller."""
 
     job: str
     policy_version: int
     chunks: np.ndarray  # int32[n]
     base: int = -1
-    """Version that the asker holds: chunks may come as deltas against it."""
+    """Version that the asker holds: chunks may come as weight deltas against it."""
 
 
 @message("weights.chunk")
@@ -131,9 +143,14 @@ class Chunk(Message):
 
 @message("weights.query_versions")
 class QueryVersions(Message):
-    """Somebody asks for Versions. A server that has just started holds none; the trainer publishes again."""
+    """The trainer asks what is held. Reply: Versions. A server that has just started holds none: publish again.
+
+    The weight server asks its shares, too.
+    """
 
     job: str
+    suspect: int = -1
+    """Version to check first, and to let go if what is held of it does not fit its hashes."""
 
 
 @message("weights.versions")
@@ -145,7 +162,7 @@ class Versions(Message):
 
 @message("scheduler.version_available")
 class VersionAvailable(Message):
-    """The weight server tells the scheduler: all of a version is published and can be pulled from ``weights``."""
+    """The weight server tells the scheduler that all of a version can be pulled from ``weights``."""
 
     job: str
     policy_version: int

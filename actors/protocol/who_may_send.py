@@ -1,8 +1,9 @@
-"""The table of who may send which message over a link. It is part of the protocol: a message that is new gets a line.
+"""The table of who may send which message over a link, a part of the protocol: a new message gets a line here.
 
-The kinds of senders are explained in ``actors/core/senders.py``. A tag without kinds is said within a process only, or
-is an answer: an answer is taken from whoever was asked, and from nobody else. The tags of the supervisors' messages
-stand here too, as text, so that all of it can be read in one place (``docs/guides/security.md`` shows it).
+The kinds of senders are explained in ``actors/core/senders.py``. An answer is taken only from the actor that was asked.
+A job's actor hears only what its own process says, since its scheduler and the head's operator are there. The
+tags of the supervisors' messages stand here too, as text, so that all of it can be read in one place
+(``docs/guides/security.md`` shows it).
 """
 
 from __future__ import annotations
@@ -18,23 +19,42 @@ _SERVICE = frozenset([SenderKind.SERVICE])
 _ROLE = _SERVICE | _WORKER
 _RANK = frozenset([SenderKind.RANK])
 _TRAIN_SERVICE = frozenset([SenderKind.TRAIN_SERVICE])
+_LEADER = _ROLE | _TRAIN_SERVICE
 _PROCESS = _ROLE | _TRAIN_SERVICE | _RANK
-"""Every process that a node agent has started."""
+"""Kinds of processes that a node agent has started."""
 _NODE = frozenset([SenderKind.AGENT])
-_WITHIN = frozenset[SenderKind]()
-"""Said within one process, or an answer."""
+
+_SAID_WITHIN: Final = (
+    "core.done", "core.down", "core.failure", "core.lease_renewed", "core.refusal", "core.sight", "core.target_gone",
+    "scheduler.acknowledged", "scheduler.batch_issued", "scheduler.committed", "scheduler.data_ended",
+    "scheduler.end_of_grace", "scheduler.end_of_notice", "scheduler.environment_registered",
+    "scheduler.episode_leased", "scheduler.episode_record", "scheduler.give_up_evaluation", "scheduler.issue_batch",
+    "scheduler.no_word", "scheduler.progress", "scheduler.query_progress", "scheduler.registered",
+    "scheduler.request_checkpoint", "scheduler.service_found", "scheduler.set_paused", "scheduler.tick",
+    "scheduler.turn_taken", "scheduler.worker_ended",
+    "jobs.cancel", "jobs.checkpoint", "jobs.checkpoint_report", "jobs.checkpoint_stored", "jobs.evaluation_done",
+    "jobs.event", "jobs.generation_ended", "jobs.need_batch", "jobs.need_evaluation", "jobs.pause", "jobs.report",
+    "jobs.resume", "jobs.status", "jobs.step_committed", "jobs.step_planned", "jobs.worker_released",
+    "jobs.worker_woken",
+    "metrics.evaluation_row", "metrics.flush", "metrics.flushed", "metrics.step_row",
+    "rewards.scored",
+    "sampling.sampled",
+    "prompts.prompts_read",
+    "training.answer", "training.attached", "training.service_state",
+    "ranks.done",
+    "weights.chunk", "weights.manifest_reply", "weights.published", "weights.segment_ready", "weights.versions",
+    "node.processes", "node.spawn_reply", "node.stop_reply",
+    "nodes.joined",
+    "faults.applied",
+    "head.heard",
+)  # fmt: skip
+"""Tags that nobody may send over a link: they are sent within a process, or are answers."""
 
 WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
+    **dict.fromkeys(_SAID_WITHIN, frozenset[SenderKind]()),
     # core
     "core.look": _HEAD,
     "core.renew_lease": _ROLE,
-    "core.done": _WITHIN,
-    "core.down": _WITHIN,
-    "core.failure": _WITHIN,
-    "core.lease_renewed": _WITHIN,
-    "core.refusal": _WITHIN,
-    "core.sight": _WITHIN,
-    "core.target_gone": _WITHIN,
     # to the scheduler
     "scheduler.assignments_failed": _WORKER,
     "scheduler.checkpoint_taken": _SERVICE,
@@ -56,55 +76,12 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "scheduler.version_available": _SERVICE,
     "scheduler.worker_asleep": _WORKER,
     "scheduler.worker_version": _WORKER,
-    "scheduler.acknowledged": _WITHIN,
-    "scheduler.batch_issued": _WITHIN,
-    "scheduler.committed": _WITHIN,
-    "scheduler.data_ended": _WITHIN,
-    "scheduler.give_up_evaluation": _WITHIN,
-    "scheduler.end_of_grace": _WITHIN,
-    "scheduler.environment_registered": _WITHIN,
-    "scheduler.episode_leased": _WITHIN,
-    "scheduler.episode_record": _WITHIN,
-    "scheduler.end_of_notice": _WITHIN,
-    "scheduler.issue_batch": _WITHIN,
-    "scheduler.no_word": _WITHIN,
-    "scheduler.progress": _WITHIN,
-    "scheduler.query_progress": _WITHIN,
-    "scheduler.registered": _WITHIN,
-    "scheduler.request_checkpoint": _WITHIN,
-    "scheduler.service_found": _WITHIN,
-    "scheduler.set_paused": _WITHIN,
-    "scheduler.tick": _WITHIN,
-    "scheduler.turn_taken": _WITHIN,
-    "scheduler.worker_ended": _WITHIN,
     "jobs.trouble": _ROLE,
-    # to the job: its scheduler and the head's operator are in the same process
-    "jobs.cancel": _WITHIN,
-    "jobs.checkpoint": _WITHIN,
-    "jobs.checkpoint_report": _WITHIN,
-    "jobs.checkpoint_stored": _WITHIN,
-    "jobs.event": _WITHIN,
-    "jobs.evaluation_done": _WITHIN,
-    "jobs.generation_ended": _WITHIN,
-    "jobs.need_batch": _WITHIN,
-    "jobs.need_evaluation": _WITHIN,
-    "jobs.pause": _WITHIN,
-    "jobs.report": _WITHIN,
-    "jobs.resume": _WITHIN,
-    "jobs.status": _WITHIN,
-    "jobs.step_committed": _WITHIN,
-    "jobs.step_planned": _WITHIN,
-    "jobs.worker_released": _WITHIN,
-    "jobs.worker_woken": _WITHIN,
     # to the metrics
     "metrics.event": _PROCESS,
     "metrics.process_health": _PROCESS,
     "metrics.samples": _SERVICE,
     "metrics.spans": _PROCESS,
-    "metrics.evaluation_row": _WITHIN,
-    "metrics.flush": _WITHIN,
-    "metrics.flushed": _WITHIN,
-    "metrics.step_row": _WITHIN,
     # to the trainer, the ranker, rewards and prompts
     "trainer.early_samples": _HEAD,
     "trainer.grant_groups": _HEAD,
@@ -113,26 +90,22 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "ranker.observe_lengths": _HEAD,
     "ranker.score_prompts": _HEAD,
     "rewards.score": _HEAD,
-    "rewards.scored": _WITHIN,
     "rewards.show_samples": _HEAD,
     "prompts.read": _HEAD,
-    "prompts.prompts_read": _WITHIN,
     # to an environment worker
     "environments.begin_episodes": _HEAD,
     "environments.abandon_episodes": _HEAD,
+    # to a sampler of snapshots
+    "sampling.ask": _HEAD | _SERVICE,
     # to a training service: a trainer speaks for its own job
     "training.attach": _SERVICE,
     "training.call": _SERVICE,
     "training.committed": _SERVICE,
     "training.detach": _HEAD | _SERVICE,
     "training.query_service": _HEAD,
-    "training.answer": _WITHIN,
-    "training.attached": _WITHIN,
-    "training.service_state": _WITHIN,
     # to a rank: from the leader of its group alone
-    "ranks.follow": _ROLE,
-    "ranks.order": _ROLE,
-    "ranks.done": _WITHIN,
+    "ranks.follow": _LEADER,
+    "ranks.order": _LEADER,
     # weights: a worker asks the server, and other workers that pass on what they have
     "weights.get_chunks": _WORKER,
     "weights.get_manifest": _WORKER,
@@ -140,11 +113,6 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "weights.publish": _SERVICE,
     "weights.query_versions": _SERVICE,
     "weights.segment_damaged": _WORKER,
-    "weights.chunk": _WITHIN,
-    "weights.manifest_reply": _WITHIN,
-    "weights.published": _WITHIN,
-    "weights.segment_ready": _WITHIN,
-    "weights.versions": _WITHIN,
     # to a rollout worker
     "rollout.assign": _HEAD,
     "rollout.drain": _HEAD,
@@ -160,24 +128,18 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "node.process_exited": _NODE | {SenderKind.MACHINE},
     "node.process_beacon": _PROCESS,
     "node.process_ready": _PROCESS,
-    "node.processes": _WITHIN,
-    "node.spawn_reply": _WITHIN,
-    "node.stop_reply": _WITHIN,
     "nodes.join": _NODE,
     "nodes.leave": _NODE,
-    "nodes.joined": _WITHIN,
     # faults that are injected on purpose
     "faults.apply": _HEAD,
     "faults.signal_child": _HEAD,
     "faults.signal_node": _HEAD,
     "faults.slow_child": _HEAD,
-    "faults.applied": _WITHIN,
-    # the head to whoever keeps it alive
+    # the head to the process that keeps it alive
     "head.beacon": _HEAD,
     "head.ended": _HEAD,
     "head.progress": _HEAD,
     "head.ready": _HEAD,
-    "head.heard": _WITHIN,
 }
 
 

@@ -13,20 +13,20 @@ from transport.address import ActorAddress
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """They say how tokens are drawn. A token's noise is a function of (seed, prompt, sibling, position) alone."""
+    """Says how tokens are drawn. A token's noise is a function of (seed, prompt, sibling, position) alone."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0: no limit."""
+    """Number of likeliest tokens to draw from; 0: no limit."""
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     """Seed of the job."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """An engine reports these gauges after a step; ``*_total`` only grow within one incarnation."""
+    """Holds gauges of an engine after a step; ``*_total`` only grow within one incarnation."""
 
     running: int = 0
     queued: int = 0
@@ -36,16 +36,18 @@ class EngineStats(msgspec.Struct, frozen=True):
     idle_s_total: float = 0.0
     tokens_total: int = 0
     prefilled_tokens_total: int = 0
-    """Tokens that were computed as a sequence began, or began again: of its prompt, and of what it had said before."""
+    """Tokens computed as a sequence began, or began again: those of its prompt, and of what it had said before."""
     prefix_hit_tokens_total: int = 0
-    """Further tokens of those sequences that were not computed, since what other ones had computed was at hand."""
+    """Tokens of such sequences that needed no computing, since the prefix cache had them."""
+    preemptions_total: int = 0
+    """Times that a running sequence was set aside, to be computed again later, since the KV cache was full."""
 
 
 class SampleWork(msgspec.Struct, frozen=True):
-    """It is one sample to go on with. ``generated`` holds the response tokens that the ledger already has.
+    """Holds one sample to go on with. ``generated`` are the response tokens that the ledger already has.
 
-    Of an episode the model gets the present context: the prompt is what its environment wrote first, and ``generated``
-    is what the two have said since.
+    Of an episode the model gets the present context: the prompt is what the environment wrote first, and ``generated``
+    is what model and environment have said since.
     """
 
     assignment: int
@@ -53,13 +55,13 @@ class SampleWork(msgspec.Struct, frozen=True):
     sibling: int
     generated: np.ndarray  # int32[k]
     first: int = 0
-    """Position in its row of the token behind the prompt; above 0 for the later contexts and turns of an episode."""
+    """Position, in the sample's row, of the first token of the response; above 0 in later contexts of an episode."""
     limit: int = 0
-    """Position at which a turn ends; 0: it is no turn of an episode, and ends at ``SamplingParams.max_tokens``."""
+    """Position at which the turn of an episode ends; 0: no episode, so ``SamplingParams.max_tokens`` counts."""
 
 
 class PromptWork(msgspec.Struct, frozen=True):
-    """It is one prompt with those of its siblings that this worker gets; the prompt is prefilled once."""
+    """Holds one prompt with those of its siblings that this worker gets; the prompt is prefilled once."""
 
     step: int
     prompt: int
@@ -72,14 +74,14 @@ class Assign(Message):
     job: str
     term: int
     min_policy_version: int
-    """Version below which a worker refuses it."""
+    """Version below which a worker refuses the work."""
     sampling: SamplingParams
     work: list[PromptWork]
 
 
 @message("rollout.revoke")
 class Revoke(Message):
-    """The worker is to stop these; what they have is delivered, then each ends with FinishReason.ABORTED."""
+    """The worker is to stop these: it reports their last tokens, then each ends with FinishReason.ABORTED."""
 
     job: str
     term: int
@@ -88,7 +90,7 @@ class Revoke(Message):
 
 @message("rollout.pull_version")
 class PullVersion(Message):
-    """A newer version is to be had from ``weights``; pull, verify, load between engine steps, say WorkerVersion."""
+    """A newer version can be pulled from ``weights``: pull, verify, load between engine steps, say WorkerVersion."""
 
     job: str
     term: int
@@ -98,7 +100,7 @@ class PullVersion(Message):
 
 @message("rollout.set_asleep")
 class SetAsleep(Message):
-    """The engine is to sleep, as soon as it has nothing to do, or to wake. WorkerAsleep says once it is so."""
+    """The engine is to sleep as soon as it has nothing to do, or to wake. WorkerAsleep tells when it has done so."""
 
     job: str
     term: int
@@ -107,7 +109,7 @@ class SetAsleep(Message):
 
 @message("rollout.reports_taken")
 class ReportsTaken(Message):
-    """The ledger has what the worker has said up to this report; it may say more."""
+    """The ledger has all reports of the worker up to this one; it may send more."""
 
     job: str
     term: int
@@ -122,4 +124,4 @@ class Drain(Message):
     deadline_s: float
     reason: str
     notice: bool = False
-    """Whether what runs goes on until the scheduler takes it back or the deadline is near; False: no token more."""
+    """Whether what runs goes on until the scheduler takes it back or the deadline is near; False: it stops at once."""

@@ -23,36 +23,38 @@ class RegisterWorker(Message):
     node: str
     engine: str
     slots: int
-    """Credit: samples that it will hold at once."""
+    """Credit: number of samples that the worker will hold at once."""
     policy_version: int
-    """Version that it serves, -1 before the first pull."""
+    """Version that the worker serves, -1 before the first pull."""
     again: bool = False
-    """Whether this life has been registered before: it was cut off, and may have been replaced meanwhile."""
+    """Whether this life was registered before: it was cut off, and may have been replaced meanwhile."""
     engine_start_s: float = 0.0
     """Seconds that its engine took to start."""
     beside_trainer: bool = False
-    """Whether it is on the trainer's machine."""
+    """Whether the worker is on the trainer's machine."""
     holds: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
-    """Assignments of which it has something to tell: it generates them, or they have ended lately."""
+    """Assignments of which the worker has tokens to report: it generates them, or they have ended lately."""
 
 
 @message("scheduler.registered")
 class Registered(Message):
+    """Tells the worker that it is registered: the scheduler's term, its lease, and what it may go on with."""
+
     term: int
     lease_s: float
-    """Term of its lease: see actors/core/tenure.py."""
+    """Seconds for which the lease holds (``actors/core/tenure.py``)."""
     lease: int
-    """Epoch of the lease; RenewLease names it."""
+    """Number of the lease; RenewLease names it."""
     policy_version: int
     """Newest published version, -1 if none yet."""
     weights: ActorAddress | None
-    """Address of the weight server that has it."""
+    """Address of the weight server that has this version."""
     kept: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
-    """Assignments of ``RegisterWorker.holds`` with which it is to go on; all others are void."""
+    """Assignments of ``RegisterWorker.holds`` with which the worker is to go on; all others are void."""
     numbers: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
-    """Numbers under which they go on."""
+    """Numbers of the new assignments under which ``kept`` go on."""
     lengths: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # int32[n]
-    """Response tokens that the ledger has of each: the first that it lacks is to come next."""
+    """Number of response tokens that the ledger has of each; the worker sends those that follow."""
 
 
 @message("scheduler.worker_version")
@@ -63,18 +65,18 @@ class WorkerVersion(Message):
     worker: str
     policy_version: int
     pull_s: float
-    """Seconds of pulling, beside generation."""
+    """Seconds of pulling, while generation goes on."""
     pull_bytes: int
-    """Bytes of the version."""
+    """Size of the version in bytes."""
     load_s: float = 0.0
     """Seconds for which generation stood still."""
     wire_bytes: int = 0
-    """Bytes that came over the network: none if the version was mapped, fewer if as reports."""
+    """Bytes that came over the network: none if the version was mapped, fewer if it came as weight deltas."""
 
 
 @message("scheduler.worker_asleep")
 class WorkerAsleep(Message):
-    """The worker answers SetAsleep, when the engine is as it was told to be."""
+    """The worker answers SetAsleep, once the engine sleeps or is awake as ordered."""
 
     job: str
     worker: str
@@ -83,7 +85,7 @@ class WorkerAsleep(Message):
 
 @message("scheduler.assignments_failed")
 class AssignmentsFailed(Message):
-    """The engine could not process these; the typed failure says whose fault it was."""
+    """The engine could not process these assignments; the typed failure says whose fault it was."""
 
     job: str
     worker: str
@@ -117,7 +119,7 @@ class WorkerEnded(Message):
     job: str
     worker: str
     incarnation: int
-    """Incarnation of its peer."""
+    """Incarnation of the worker's peer."""
     crashed: bool
-    """Whether by its own doing: an exception, a fatal signal. SIGKILL and SIGTERM come from outside."""
+    """Whether the process ended by itself: an exception, a fatal signal. SIGKILL and SIGTERM come from outside."""
     detail: str

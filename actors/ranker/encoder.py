@@ -1,13 +1,13 @@
-"""A model that predicts how long the response to a prompt will be, by regression on what its reader makes of it.
+"""A model that predicts how long the response to a prompt will be, by regression on a reader's states.
 
     prompts ─▶ reader (``readers.py``) ─▶ states ─▶ mean over tokens ─▶ linear head ─▶ log of the length
 
-Fitted by regression of the log length: the order is what counts, and the log keeps a few very long responses from being
-all that it learns. Lengths are standardised over the pairs that it is fitted on, so that a drift of all moves two
-numbers and not the network.
+The model is fitted to the log of the length: the order is what counts, and the log keeps a few very long responses from
+dominating the loss. Lengths are standardised over the pairs that the model is fitted on, so that a drift of all lengths
+moves two numbers and not the network.
 
-What it has learned is kept in ``home`` after each refresh, one file, whole or not there; the next life of its process
-goes on with it. AdamW's moments are not kept: they are made anew in a few steps.
+Its state is kept in ``home`` after each refresh, one file, whole or not there, from which the next life of the process
+goes on. AdamW's moments are not kept: they are made anew in a few steps.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import structlog
 import torch
 
+from actors.host.whole_file import replacing
 from actors.ranker.model import LengthPair
 from actors.ranker.readers import Reader
 
@@ -29,7 +30,7 @@ log = structlog.get_logger("headrace.ranker")
 _HEAD_LEARNING_RATE: Final = 1e-3
 _BATCH: Final = 32
 _STEPS: Final = 10
-"""Gradient steps of one slice."""
+"""Number of gradient steps in one slice."""
 _SCORE_BATCH: Final = 128
 
 RunBlocking = Callable[..., Awaitable[Any]]
@@ -94,7 +95,7 @@ class EncoderLengthModel:
         return self._take_up() if self._file.is_file() else 0
 
     def _take_up(self) -> int:
-        """What an earlier life has kept; what does not fit, since the job names another model now, is passed over."""
+        """Load what an earlier life kept, unless the job names another model now; returns its number of refreshes."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -115,9 +116,8 @@ class EncoderLengthModel:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         state = {name: value.detach().cpu().clone() for name, value in self._both.state_dict().items()}
         said = {"mean": repr(self._mean), "deviation": repr(self._deviation), "refreshes": str(refreshes)}
-        partial = self._file.with_suffix(".partial")
-        save_file(state, partial, metadata=said)
-        partial.replace(self._file)
+        with replacing(self._file) as partial:
+            save_file(state, partial, metadata=said)
 
     def _forward(self, prompts: Sequence[np.ndarray]) -> torch.Tensor:
         """float32[p] standardised log lengths."""

@@ -14,6 +14,8 @@ from transport.errors import HeadraceError
 class RankerModelUnreadable(HeadraceError):
     """The directory that the job names holds no model with a tokenizer."""
 
+    permanent = True
+
     def __init__(self, path: Path, why: Exception) -> None:
         super().__init__(
             f"rollout.ranker_model: {str(path)!r} cannot be loaded: {why}. Expected a Hugging Face encoder or language "

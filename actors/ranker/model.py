@@ -1,4 +1,4 @@
-"""What predicts lengths: a protocol, so that the ranker runs under virtual time as well.
+"""The model that predicts lengths: a protocol, so that the ranker runs under virtual time as well.
 
 Kinds: ``encoder.py``, a small transformer, made on the spot or given; ``simulated.py``, a memory at a modelled cost.
 
@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class LengthPair:
-    """Is one lesson: a prompt, and how long its responses have been on average."""
+    """Pairs a prompt with the mean length of its responses: one example to learn from."""
 
     prompt_ids: np.ndarray  # int32[p]
     response_tokens: float
@@ -28,7 +28,7 @@ class LengthModel(Protocol):
     """Maps prompts to expected response tokens."""
 
     async def start(self) -> int:
-        """Make the model; how often it was refreshed in earlier lives, if those have kept what it knows, else 0."""
+        """Make the model; returns how often earlier lives refreshed it, if they kept its state, else 0."""
         ...
 
     async def score(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
@@ -40,7 +40,7 @@ class LengthModel(Protocol):
         ...
 
     async def keep(self, refreshes: int) -> None:
-        """Have the next life begin with what it knows after so many refreshes; a kind may be unable to."""
+        """Keep the state after so many refreshes for the next life; some kinds cannot."""
         ...
 
     async def close(self) -> None: ...

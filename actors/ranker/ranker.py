@@ -8,12 +8,12 @@
     work    a question, or enough new pairs           ScorePrompts, ObserveLengths
 
 Invariants
-- Nobody waits for it: questions and answers are tells, a score that is missing counts as the median. Killed and started
-  again it goes on with what its model knew after the last refresh, and learns from what is committed from then on.
+- Nobody waits for the ranker: questions and answers are tells, and a missing score counts as the median. Killed and
+  started again, it goes on with its model as of the last refresh, and learns from what is committed from then on.
 - Questions go before lessons: between two slices of a refresh everything that was asked is answered.
 - No score is given before the first refresh: those of an untrained model would be an order by chance.
-- Lessons are the newest ``limits.ranker_pairs``, so it follows the policy as that drifts.
-- Its process has a low priority: generation and training do not pay for it where cores are short.
+- Lessons are the newest ``limits.ranker_pairs`` pairs, so the model follows the policy as that drifts.
+- Its process has a low priority, so that generation and training come first where cores are short.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from actors.ranker.model import LengthModel, LengthPair
 from actors.roles import RoleArgs
 
 _NICENESS = 10
-"""Added to the process: generation and training come first."""
+"""Increment of the process's niceness: generation and training come first."""
 
 
 class Ranker(RegisteredActor):
@@ -48,7 +48,7 @@ class Ranker(RegisteredActor):
         self._asked: deque[ScorePrompts] = deque()
         """Questions to answer now."""
         self._recent: deque[ScorePrompts] = deque()
-        """Those whose prompts may not have been handed out yet: answered anew after each refresh."""
+        """Questions whose prompts may not have been handed out yet: answered anew after each refresh."""
         self._new_pairs = 0
         self._news = asyncio.Event()
         self.refreshes = 0
@@ -108,7 +108,7 @@ class Ranker(RegisteredActor):
                 await self._refresh()
 
     async def _refresh(self) -> None:
-        """Fine-tune on what has been observed lately, then score anew what still waits."""
+        """Fine-tune on the newest pairs, then score anew the prompts that may still wait."""
         self._new_pairs = 0
         began_s, loss = self.ctx.now(), 0.0
         for _ in range(self.ctx.limits.ranker_refresh_slices):
@@ -121,7 +121,7 @@ class Ranker(RegisteredActor):
         fields: dict[str, float | int | str] = {"refresh": self.refreshes, "pairs": len(self._pairs)}
         fields |= {"loss": round(loss, 4), "seconds": round(self.ctx.now() - began_s, 3)}
         self.ctx.log.info("ranker refreshed", **fields)
-        metrics = self.hub.beside(self._args.metrics)
+        metrics = self.scheduler.beside(self._args.metrics)
         self.ctx.ref(metrics).tell(Event(job=self._job.name, name="ranker_refreshed", fields=fields))
 
     async def _reply(self) -> None:
@@ -131,7 +131,7 @@ class Ranker(RegisteredActor):
             question = self._asked.popleft()
             scores = await self._model.score(_prompts(question.prompt_lengths, question.prompt_ids))
             answer = LengthScores(job=self._job.name, refresh=self.refreshes, keys=question.keys, scores=scores)
-            self.ctx.ref(self.hub.address).tell(answer)
+            self.ctx.ref(self.scheduler.address).tell(answer)
 
 
 def _prompts(lengths: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
@@ -139,5 +139,4 @@ def _prompts(lengths: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:
-    """The ranker's process hosts one actor."""
     return {args.name: Ranker(args)}

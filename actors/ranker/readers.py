@@ -1,4 +1,4 @@
-"""What reads prompts for the ranker: a small encoder made on the spot, or a Hugging Face model that the user names.
+"""The models that read prompts for the ranker: a small untrained encoder, or a Hugging Face model that the user names.
 
     made    the policy's own token ids ─▶ BERT of 2 layers, random                       needs no tokenizer
     given   ids ─▶ text ─▶ the model's own tokenizer ─▶ encoder or language model        knows language already
@@ -17,16 +17,17 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
+from actors.models.whole_model import WeightsNotWhole, load_whole
 from actors.ranker.errors import RankerModelUnreadable
 
 PROMPT_TOKENS: Final = 256
 _VOCABULARY_MAX: Final = 32_768
-"""Ids of larger vocabularies are folded: the table is most of a small model."""
+"""Largest embedding table: ids beyond it are taken modulo, since the table is most of a small model's weights."""
 _HIDDEN, _LAYERS, _HEADS = 64, 2, 4
 
 
 class Reader(Protocol):
-    """Turns prompts into states."""
+    """Turns prompts into hidden states."""
 
     module: torch.nn.Module
     hidden: int
@@ -34,11 +35,11 @@ class Reader(Protocol):
     """Learning rate of AdamW, for all of ``module``."""
 
     def tokens(self, prompts: Sequence[np.ndarray]) -> list[list[int]]:
-        """The model's token ids of prompts, int32[…] each, at most ``PROMPT_TOKENS`` of them."""
+        """The model's own token ids for each of ``prompts`` (int32[…]), at most the last ``PROMPT_TOKENS``."""
         ...
 
     def states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """float32[p, t, hidden] for int64[p, t] ids; where ``mask`` is 0 there is no token."""
+        """Hidden states float32[p, t, hidden] of int64[p, t] ids; where ``mask`` is 0 there is no token."""
         ...
 
 
@@ -79,7 +80,7 @@ class GivenReader:
     """Reads with the model in the directory ``path``, fine-tuned as a whole.
 
     Raises:
-        RankerModelUnreadable: it, or its tokenizer, cannot be loaded.
+        RankerModelUnreadable: the model or one of the two tokenizers cannot be loaded.
     """
 
     learning_rate = 2e-5
@@ -88,10 +89,10 @@ class GivenReader:
         from transformers import AutoModel, AutoTokenizer
 
         try:
-            module: Any = AutoModel.from_pretrained(path, local_files_only=True, dtype=torch.float32)
+            module: Any = load_whole(AutoModel, path, new_head=True, dtype=torch.float32)
             self._own: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
             self._policys: Any = AutoTokenizer.from_pretrained(policy_path, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, WeightsNotWhole) as error:
             raise RankerModelUnreadable(path, error) from error
         self.module = module
         self.hidden = int(module.config.get_text_config().hidden_size)

@@ -1,4 +1,4 @@
-"""A length model without arithmetic: it remembers each prompt's newest length, in the time that a cost model says."""
+"""A simulated length model: it remembers each prompt's newest length, and sleeps as long as its costs say."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from actors.ranker.model import LengthPair
 
 
 class SimulatedLengthModel:
-    """Implements ``LengthModel``; a prompt that it has not seen is of mean length."""
+    """Implements ``LengthModel``; predicts the mean length for a prompt that it has not seen."""
 
     def __init__(self, *, score_s: float = 0.05, fit_s: float = 0.5) -> None:
         self._score_s, self._fit_s = score_s, fit_s
         self._lengths: dict[bytes, float] = {}
 
     async def start(self) -> int:
-        """Nothing to make, and nothing kept."""
+        """There is no model to build and no earlier state to load."""
         return 0
 
     async def score(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
@@ -32,7 +32,7 @@ class SimulatedLengthModel:
         return 0.0
 
     async def keep(self, refreshes: int) -> None:
-        """Its memory goes with it."""
+        """Nothing is saved: the lengths are lost when the process ends."""
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """There is nothing to release."""

@@ -1,19 +1,20 @@
-"""A leader's followers in processes of their own: found once, then ordered directly.
+"""A leader's followers in processes of their own: looked up once, then given their orders directly.
 
-    first call ─▶ LookupService(name of each) ─▶ scheduler, patiently ─▶ FollowLeader ─▶ it is ours
+    first call ─▶ LookupService(name of each) ─▶ scheduler, patiently ─▶ FollowLeader ─▶ it obeys us
+                  (a training service was told their addresses when it was started)
     call ─▶ RankOrder(n) to all at once ─▶ RankDone of all         the link breaks: the same number again, for a while
     Down of a follower ─▶ RankLost
 
 Invariants
-- A follower that has been met and is lost is never looked up again: the group is one life.
-- Every failure is RankLost. It is permanent if the follower has ended by an error that is.
+- A follower that has been met and is lost is never looked up again: all ranks of a group start and end together.
+- Every failure is RankLost. It is permanent if the follower has ended with a permanent error.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from actors.core.watch import Down, Gone
 from actors.protocol.ranks import FollowLeader, RankDone, RankOrder
 from actors.protocol.services import LookupService, ServiceFound
 from actors.ranks.errors import NotItsTurn, RankLost
-from actors.roles import RoleArgs
+from actors.roles import AnyArgs, RoleArgs, ServiceArgs
 from configs.names import rank_name
 from transport.address import ActorAddress
 
@@ -34,18 +35,19 @@ R = TypeVar("R")
 
 
 class _Ending(Exception):
-    """An answer has come that is the last one of its call."""
+    """An answer has come that ends its call."""
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
 
 
 class GroupFollowers:
-    """Implements ``Followers``. ``connect`` comes before the first call; whose ctx it has passes every Down on."""
+    """Implements ``Followers`` for processes of their own."""
 
-    def __init__(self, args: RoleArgs) -> None:
-        """``args``: those of the leader's process."""
-        self._job, self._scheduler = args.name_of_job, args.scheduler
+    def __init__(self, args: AnyArgs) -> None:
+        """``args``: the arguments of the leader's process."""
+        self._job = args.name_of_job
+        self._lookup: _Lookup = _Given(args) if isinstance(args, ServiceArgs) else _AtScheduler(args)
         self._names = [rank_name(args.name, rank) for rank in range(1, args.size)]
         self._ctx: Context | None = None
         self._met: list[ActorAddress] = []
@@ -53,7 +55,6 @@ class GroupFollowers:
         self._closed = False
 
     def connect(self, ctx: Context) -> None:
-        """Say through whom it speaks."""
         self._ctx = ctx
 
     @property
@@ -63,10 +64,10 @@ class GroupFollowers:
     async def call(
         self, orders: Sequence[bytes], *, timeout_s: float, ends: Callable[[bytes], bool] | None = None
     ) -> list[bytes]:
-        """One order for each follower, rank 1 first; what each answered, in that order, or what ``ends`` the call.
+        """Give each follower its order, rank 1 first; returns their answers in that order, or the one that ``ends`` it.
 
         Raises:
-            RankLost: one of them is not there, has failed, or has not answered within ``timeout_s``.
+            RankLost: a follower is not there, has failed, or has not answered within ``timeout_s``.
         """
         assert len(orders) == self.count, f"{len(orders)} orders for {self.count} followers"
         if not self._met:
@@ -80,7 +81,7 @@ class GroupFollowers:
             return [ending.answer]
 
     async def close(self) -> None:
-        """Followers end with their group, by their supervisor; until then they wait."""
+        """From now on a lost follower is no error. The supervisor ends the followers with their group."""
         self._closed = True
 
     def heard(self, message: Down) -> None:
@@ -107,21 +108,17 @@ class GroupFollowers:
         return self._ctx
 
     async def _meet(self, name: str) -> ActorAddress:
-        """Find a follower that starts as we do; one of a former life of the group may still be known by its name."""
+        """Find a follower that is starting too; a former life's follower may still be registered under its name."""
         ctx, limits = self._context, self._context.limits
-        scheduler = Leader(ctx, self._scheduler)
         patience = Patience(limits, ctx.rng("patience"), limits.ready_timeout_s)
-        lookup, failure = LookupService(job=self._job, role=name), "it has not registered"
+        failure = "it has not registered"
         while True:
             try:
-                found = await ask_patiently(
-                    ctx, lambda: scheduler.address, lookup, ServiceFound, renew=scheduler.find,
-                    patience_s=patience.left_s,
-                )  # fmt: skip
-                if found.address is not None:
-                    await ctx.ref(found.address).ask(FollowLeader(job=self._job), Done)
-                    ctx.watch(found.address)
-                    return found.address
+                found = await self._lookup.find(ctx, name, patience.left_s)
+                if found is not None:
+                    await ctx.ref(found).ask(FollowLeader(job=self._job), Done)
+                    ctx.watch(found)
+                    return found
             except RETRYABLE as error:
                 failure = str(error)
             except AskError as error:
@@ -151,7 +148,7 @@ class GroupFollowers:
                 raise self._lost(name, error) from error
 
     async def _of_all(self, asked: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
-        """The results in order; the first failure ends the others, and is raised as it is."""
+        """Await all of ``asked``; returns the results in order. The first failure cancels the rest, and is raised."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one) for one in asked]
@@ -166,6 +163,40 @@ class GroupFollowers:
         return lost
 
 
+class _Lookup(Protocol):
+    """Where a leader finds its followers."""
+
+    async def find(self, ctx: Context, name: str, patience_s: float) -> ActorAddress | None:
+        """The address of the follower ``name``; None: it has not registered yet. Raises AskError."""
+        ...
+
+
+class _AtScheduler:
+    """Implements ``_Lookup`` for a job's process: its followers register with the scheduler."""
+
+    def __init__(self, args: RoleArgs) -> None:
+        self._job, self._address = args.name_of_job, args.scheduler
+        self._scheduler: Leader | None = None
+
+    async def find(self, ctx: Context, name: str, patience_s: float) -> ActorAddress | None:
+        scheduler = self._scheduler = self._scheduler or Leader(ctx, self._address)
+        found = await ask_patiently(
+            ctx, lambda: scheduler.address, LookupService(job=self._job, role=name), ServiceFound,
+            renew=scheduler.find, patience_s=patience_s,
+        )  # fmt: skip
+        return found.address
+
+
+class _Given:
+    """Implements ``_Lookup`` for a training service, which no job's scheduler knows: its supervisor knows the ranks."""
+
+    def __init__(self, args: ServiceArgs) -> None:
+        self._followers = {address.name: address for address in args.followers}
+
+    async def find(self, ctx: Context, name: str, patience_s: float) -> ActorAddress | None:
+        return self._followers.get(name)
+
+
 def _is_of_a_former_life(error: AskError) -> bool:
-    """Whether a follower obeys another life of its leader: it ends soon, and the one that is ours registers."""
-    return isinstance(error, RemoteError) and error.error_type == NotItsTurn.__name__
+    """Whether a follower obeys a former life of its leader. Such a one ends soon, and its successor registers."""
+    return isinstance(error, RemoteError) and isinstance(error.raised, NotItsTurn)

@@ -1,9 +1,9 @@
-"""The directory where the ranks of one life meet on one machine, which only their user can enter.
+"""The directory where the ranks of one group meet on one machine, which only their user can enter.
 
-    leader ─▶ made and locked ─▶ the others find it by its path ─▶ removed at the life's end, by any of them
-    a later leader of any group ─▶ removes what nobody holds: all of that group was killed
+    leader ─▶ makes and locks it ─▶ the others are told its path ─▶ any rank removes it when the group ends
+    a later leader of any group ─▶ removes unlocked ones: all of that group was killed
 
-The lock is the leader's, and ends with its process, however that ends.
+The lock is held by the leader's process, and ends with it, however that process ends.
 """
 
 from __future__ import annotations
@@ -18,25 +18,37 @@ from typing import Final
 
 _PREFIX: Final = "headrace-ranks-"
 _UNLOCKED_PREFIX: Final = "headrace-meeting-"
-"""Prefix of a directory that is not locked yet, for an instant: nobody takes it for left behind."""
+"""Prefix of a directory for the instant before it is locked, so that nobody takes it for left behind."""
 
+_holders: Final[dict[Path, int]] = {}
+"""How many groups of this process meet in a directory: those of several bundles may share one."""
 _locks: Final[dict[Path, int]] = {}
 """Directories that this process has made, each with the descriptor that locks it."""
 
 
 def make_meeting_place() -> Path:
-    """A fresh one, locked by this process."""
+    """Make a fresh directory, locked by this process, and remove those left behind."""
     _remove_left_behind()
     made = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX))
     lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else knows it
     place = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_UNLOCKED_PREFIX)))
     _locks[place] = lock
+    hold_meeting_place(place)
     return place
 
 
+def hold_meeting_place(place: Path) -> None:
+    """Keep the directory for one more group of this process; ``remove_meeting_place`` follows for each."""
+    _holders[place] = _holders.get(place, 0) + 1
+
+
 def remove_meeting_place(place: Path) -> None:
-    """Once the life is over. Idempotent."""
+    """Remove the directory, once all groups of this process that meet there have ended. Idempotent."""
+    _holders[place] = _holders.get(place, 1) - 1
+    if _holders[place] > 0:
+        return
+    del _holders[place]
     shutil.rmtree(place, ignore_errors=True)
     if (lock := _locks.pop(place, None)) is not None:
         os.close(lock)

@@ -1,18 +1,18 @@
 """The actor of a process that follows: it registers, obeys its leader's orders one by one, and ends with its group.
 
-    start ─▶ RegisterService ─▶ FollowLeader ─▶ RankOrder 1, 2, … ─▶ Follower.serve ─▶ RankDone
-              └─ none within ``rank_leader_s`` ─▶ LeaderLost          └─ it raises: this process ends by that
+    start ─▶ RegisterService (a job's) ─▶ FollowLeader ─▶ RankOrder 1, 2, … ─▶ Follower.serve ─▶ RankDone
+              └─ none within ``rank_leader_s`` ─▶ LeaderLost          └─ it raises: this process ends with that error
     Down of the leader ─▶ ``rank_orphan_s`` later ─▶ LeaderLost, unless its supervisor has ended it before
 
 Invariants
-- It decides nothing. One order runs at a time, each number once (``actors/protocol/ranks.py``).
-- Only the process that its own name says is its leader, and only one life of it (``actors/core/senders.py::leads``).
-- It lets its leader end first: why the group ends is the leader's to say.
-- Once it follows, it needs no scheduler.
+- The actor decides nothing. One order runs at a time, each number once (``actors/protocol/ranks.py``).
+- Its leader is the one process that its own name implies, and only one life of it (``actors/core/senders.py::leads``).
+- It lets its leader end first: the leader reports why the group ends.
+- Once it follows a leader, it needs no scheduler.
 
     loop           waits for               unblocked by
     its leader     FollowLeader            the leader, or the limit
-    an order       Follower.serve          its end; the leader bounds it, and ends
+    an order       Follower.serve          its end; the leader's time limit ends the group
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ from actors.protocol.ranks import FollowLeader, RankDone, RankOrder
 from actors.protocol.services import RegisterService
 from actors.ranks.errors import LeaderLost, NotItsTurn
 from actors.ranks.followers import FOLLOWERS, Follower
-from actors.roles import RoleArgs
+from actors.roles import AnyArgs, RoleArgs
 from transport.address import ActorAddress
 
 
 class Rank(RegisteredActor):
-    """Hosts one follower."""
+    """Hosts one follower and gives it the leader's orders."""
 
-    def __init__(self, args: RoleArgs, follower: Follower) -> None:
+    def __init__(self, args: AnyArgs, follower: Follower) -> None:
         self._args, self._follower = args, follower
         self._leader: ActorAddress | None = None
         self._met = asyncio.Event()
         self._number = 0
         self._done: asyncio.Future[np.ndarray] | None = None
-        """Answer to the order of that number."""
+        """Answer to order ``_number``; None before the first one."""
         self._askers = 0
-        """Number of handlers that wait for it."""
+        """Number of handlers that wait for that answer."""
         self._leaving: asyncio.Task[Any] | None = None
 
     async def on_start(self) -> None:
         args = self._args
-        offer = RegisterService(job=args.name_of_job, role=args.name, address=self.ctx.self_address)
-        await self.keep_registered(args.scheduler, offer, Acknowledged)
+        if isinstance(args, RoleArgs):  # else its leader, a training service, is told of it when it is started
+            offer = RegisterService(job=args.name_of_job, role=args.name, address=self.ctx.self_address)
+            await self.keep_registered(args.scheduler, offer, Acknowledged)
         self.ctx.start_task(self._wait_for_leader(), "wait for the leader")
 
     async def on_stop(self) -> None:
@@ -72,7 +73,7 @@ class Rank(RegisteredActor):
     @handles(FollowLeader)
     async def follow(self, message: FollowLeader) -> None:
         """Raises:
-        NotItsTurn: it is another process than the leader's, or another life of the leader.
+        NotItsTurn: the sender is not the leader's process, or is another life of it.
         """
         sender = self.ctx.sender
         own = self.ctx.self_address
@@ -84,7 +85,7 @@ class Rank(RegisteredActor):
         self._hear(sender)
 
     def _hear(self, leader: ActorAddress) -> None:
-        """It lives: watch it, also if a link to it was lost before."""
+        """The leader lives: watch it, also if the link to it was lost before."""
         if self._leader is None or self._leaving is not None:
             if self._leaving is not None:
                 self._leaving.cancel()
@@ -93,7 +94,7 @@ class Rank(RegisteredActor):
             self.ctx.watch(leader)
             self._met.set()
 
-    def hub_lost(self, message: Down) -> None:
+    def scheduler_lost(self, message: Down) -> None:
         if self._leader is None:
             self.register_again()
 
@@ -114,7 +115,7 @@ class Rank(RegisteredActor):
     @concurrent
     async def order(self, message: RankOrder) -> RankDone:
         """Raises:
-        NotItsTurn: it is not the leader's next order, nor the last one once more.
+        NotItsTurn: the message is neither the leader's next order nor the last one repeated.
         """
         sender = self.ctx.sender
         if self._leader is None or sender is None or sender.peer != self._leader.peer:
@@ -135,7 +136,7 @@ class Rank(RegisteredActor):
             self._askers -= 1
 
     async def _serve(self, order: bytes, done: asyncio.Future[np.ndarray]) -> None:
-        """What it raises ends this actor, by the handler that waits, so that the leader is told it; else at once."""
+        """An error ends this actor: through a handler that waits, so that the leader gets the error, else at once."""
         try:
             result = await self._follower.serve(order)
         except Exception as error:
@@ -147,11 +148,10 @@ class Rank(RegisteredActor):
 
 
 def follower_of(kind: str, rank: int, size: int) -> Follower:
-    """A follower of that kind; imports its code and no other's."""
+    """Build a follower of ``kind``; imports the code of that kind alone."""
     module, _, name = FOLLOWERS[kind].partition(":")
     return getattr(importlib.import_module(module), name)(rank, size)
 
 
-def build(args: RoleArgs) -> dict[str, Actor]:
-    """The process of a rank hosts one actor."""
+def build(args: AnyArgs) -> dict[str, Actor]:
     return {args.name: Rank(args, follower_of(args.kind, args.rank, args.size))}

@@ -1,13 +1,13 @@
-"""Simulated ranks: they compute nothing, take the time of each call together, and know whether all were told the same.
+"""Simulated ranks: they compute nothing, sleep through each call together, and check that all got the same orders.
 
     leader     spend(call, seconds, content) ─┬─▶ SimulatedOrder(n) ─▶ each follower: is it the next? ─ sleeps ─┐
                                               └─▶ sleeps                                                        │
-               RankLost, if it is not its own ◀── digest of all orders so far ◀─────────────────────────────────┘
+               RankLost, if it differs from the leader's ◀── digest of all orders so far ◀──────────────────────┘
 
 Invariants
-- Orders of one life of a leader are numbered from 1. A follower that is given another than the next, or one of another
-  life, ends by it.
-- An answer says what the follower has been told since its start. Whoever was told otherwise than its leader is lost.
+- Orders of one life of a leader are numbered from 1. A follower fails if it gets any other than the next one, or one of
+  another life.
+- An answer is a digest of all orders since the follower's start. If it differs from the leader's, the follower is lost.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ import numpy as np
 import xxhash
 
 from actors.ranks.errors import RankLost
-from actors.ranks.followers import Followers
+from actors.ranks.followers import NOBODY, Followers
 from configs.limits import DEFAULT_LIMITS
 
 Content = bytes | np.ndarray
 
 
 class SimulatedOrder(msgspec.Struct, frozen=True):
-    """Says what all ranks are to do next, and how long it takes."""
+    """Tells all ranks the next call, and how long it takes."""
 
     life: str
-    """Life of the leader, where lives have names."""
+    """Name of the leader's life; empty where lives have no names."""
     number: int
     call: str
     seconds: float
     content: bytes
-    """Digest of what the call is about."""
+    """Digest of the call's arguments."""
+    share: tuple[str, bytes] | None = None
+    """Path of a version's segment and its bytes, of which each machine keeps its share."""
 
 
 class _Told:
-    """Keeps what one rank has been told, in order."""
+    """Keeps a digest of the orders that one rank has got, in order."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -47,68 +49,73 @@ class _Told:
         self._digest = xxhash.xxh3_128()
 
     def add(self, order: SimulatedOrder, encoded: bytes) -> bytes:
-        """One more order; returns the digest of all of them."""
+        """Add an order; returns the digest of all orders so far."""
         self.number, self.life = order.number, order.life
         self._digest.update(encoded)
         return self._digest.digest()
 
 
 class SimulatedRanks:
-    """All ranks of a leader, the leader included.
+    """Lets calls take their time on all ranks of a group, the leader included.
 
     Args:
-        followers: the other ranks; None: there are none.
+        followers: the other ranks.
         timeout_s: the limit of one call.
-        life: name of this life of the leader.
+        life: a name for this life of the leader.
     """
 
     def __init__(
         self,
-        followers: Followers | None = None,
+        followers: Followers = NOBODY,
         timeout_s: float = DEFAULT_LIMITS.train_step_timeout_s,
         *,
         life: str = "",
     ) -> None:
-        self._followers, self._timeout_s, self._life = followers, timeout_s, life
+        self.followers, self._timeout_s, self._life = followers, timeout_s, life
         self._told = _Told()
 
     @property
     def count(self) -> int:
-        return 1 + (0 if self._followers is None else self._followers.count)
+        return 1 + self.followers.count
 
     async def spend(self, call: str, seconds: float, *content: Content) -> None:
-        """Let so many seconds pass for all ranks at once, in a call of that name.
+        """Let ``seconds`` pass on all ranks at once, in a call named ``call``.
 
         Raises:
-            RankLost: one of them is gone, or was told otherwise than the leader.
+            RankLost: a rank is gone, or got other orders than the leader gave.
         """
-        if self._followers is None:
+        if not self.followers.count:
             await asyncio.sleep(seconds)
             return
-        await asyncio.gather(self._ordered(self._followers, call, seconds, content), asyncio.sleep(seconds))
+        await asyncio.gather(self._ordered(call, seconds, content), asyncio.sleep(seconds))
 
     async def tell(self, call: str, *content: Content) -> None:
-        """Have the other ranks do what takes no time. Raises as ``spend`` does."""
-        if self._followers is not None:
-            await self._ordered(self._followers, call, 0.0, content)
+        """Give the other ranks a call that takes no time. Raises as ``spend`` does."""
+        if self.followers.count:
+            await self._ordered(call, 0.0, content)
+
+    async def keep_shares(self, segment: str, data: bytes) -> None:
+        """Have each other machine keep its share of ``data``, the version at ``segment``. Raises as ``spend`` does."""
+        await self._ordered("keep_shares", 0.0, (), (segment, data))
 
     async def close(self) -> None:
-        """Nothing more is called."""
-        if self._followers is not None:
-            await self._followers.close()
+        """No call comes after this one."""
+        await self.followers.close()
 
-    async def _ordered(self, followers: Followers, call: str, seconds: float, content: tuple[Content, ...]) -> None:
-        order = SimulatedOrder(self._life, self._told.number + 1, call, seconds, _digest(content))
+    async def _ordered(
+        self, call: str, seconds: float, content: tuple[Content, ...], share: tuple[str, bytes] | None = None
+    ) -> None:
+        order = SimulatedOrder(self._life, self._told.number + 1, call, seconds, _digest(content), share)
         encoded = msgspec.msgpack.encode(order)
         expected = self._told.add(order, encoded)
-        answers = await followers.call([encoded] * followers.count, timeout_s=self._timeout_s)
+        answers = await self.followers.call([encoded] * self.followers.count, timeout_s=self._timeout_s)
         for rank, answer in enumerate(answers, 1):
             if answer != expected:
                 raise RankLost(f"rank {rank} was told otherwise than rank 0, up to order {order.number}")
 
 
 class SimulatedFollower:
-    """Implements ``Follower``."""
+    """Implements ``Follower``: checks each order, and sleeps as long as it says."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
@@ -116,7 +123,7 @@ class SimulatedFollower:
 
     async def serve(self, order: bytes) -> bytes:
         """Raises:
-        RankLost: it is not the next order of the life that this rank obeys.
+        RankLost: ``order`` is not the next one of the life that this rank obeys.
         """
         decoded, told = decoded_order(order), self._told
         if decoded.number != told.number + 1 or (told.number and decoded.life != told.life):
@@ -129,14 +136,14 @@ class SimulatedFollower:
         return answer
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """There is nothing to release."""
 
 
 _decoder: Final = msgspec.msgpack.Decoder(SimulatedOrder)
 
 
 def decoded_order(order: bytes) -> SimulatedOrder:
-    """Raises msgspec.DecodeError when it is none; nobody but a leader of this kind sends any."""
+    """Raises msgspec.DecodeError if ``order`` is not a SimulatedOrder; only simulated leaders send orders here."""
     return _decoder.decode(order)
 
 

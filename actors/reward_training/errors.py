@@ -1,9 +1,9 @@
-"""Why no reward model comes of preferences.
+"""Why the training of a reward model fails.
 
 HeadraceError
 └── RewardTrainingError
-    ├── CannotTrain       preferences, model or numbers with which nothing can be trained; the message says what to mend
-    └── TrainingFailed    it had begun: the loss is no number, or memory is short; with other numbers it may go well
+    ├── CannotTrain       preferences, model or settings do not allow a training; the message says what to mend
+    └── TrainingFailed    after the start: the loss is not finite, or memory is short; other settings may help
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class RewardTrainingError(HeadraceError):
 
 
 class CannotTrain(RewardTrainingError):
-    """Preferences, model or numbers with which no reward model can be trained; names field, value and what to do."""
+    """Preferences, model or settings do not allow a training; the message names field, value and what to do."""
 
 
 class TrainingFailed(RewardTrainingError):
-    """The training of a reward model has begun and failed; says at which step, and what to change."""
+    """The training has begun and failed; the message says what to change."""

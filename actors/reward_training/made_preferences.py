@@ -1,11 +1,11 @@
-"""Preferences made of a task's own answers: of two responses that go wrong in many ways, the better one is preferred.
+"""Preferences made from a task's own answers: of two responses with various mistakes, the better one is preferred.
 
     row's answer ─▶ two drawn of: right · with mistakes · goes on as another answer · cut short · another answer
                 ─▶ how good each truly is ─▶ better: chosen, worse: rejected; equally good: drawn anew
 
-How good a response truly is, the task's own scorer says (``reasoning_gym``); of other data, how much of the answer is
-in it. It can be shown beside the learned reward, which has seen only which of two was better. Most responses are wrong
-ones, as a policy's are at first, so that the order of wrong ones is learned too.
+The task's own scorer says how good a response truly is (``reasoning_gym``); for other data it is the text's similarity
+to the answer. This true score can be compared with the learned reward, which has seen only which of two was better.
+Most responses are wrong, as a policy's are at first, so that the order among wrong ones is learned too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from configs.schema import DataConfig
 
 _MISTAKES = (1, 2, 3)
 _TRIES = 20
-"""Draws of one pair before its row is passed over: an answer of one letter can go wrong in few ways."""
+"""Attempts to draw a pair before its row is passed over: an answer of one letter can go wrong in few ways."""
 
 
 def pairs_of_answers(data: Mapping[str, tuple[DataConfig, Source]], seed: int, count: int) -> list[Pair]:
@@ -82,7 +82,7 @@ def _how_good(config: DataConfig, source: Source, index: int, answer: str, respo
 
 
 def _response(answer: str, other: str, draw: random.Random) -> str:
-    """A response as a policy might give it."""
+    """Draw a response to ``answer``'s row as a policy might give it."""
     at = draw.randrange(len(answer))
     return draw.choice(
         (
@@ -97,7 +97,7 @@ def _response(answer: str, other: str, draw: random.Random) -> str:
 
 
 def _with_mistakes(text: str, draw: random.Random) -> str:
-    """Letters replaced, left out, doubled, put in, or that change places with the next."""
+    """``text`` with a few letters replaced, left out, doubled, inserted, or swapped with the next."""
     letters = string.digits if text.isdigit() else string.ascii_lowercase
     for _ in range(draw.choice(_MISTAKES)):
         at = draw.randrange(len(text) or 1)

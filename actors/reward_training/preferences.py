@@ -1,14 +1,14 @@
-"""Preferences: pairs of responses of which one is better, read from rows, and which of them are held out.
+"""Preferences: pairs of responses of which one is better. They are read from rows, and some are held out.
 
     row {chosen, rejected, prompt?}   each text, or chat messages
       prompt, text        ─▶ the response behind its prompt, as a scorer reads it (scoring/reward_text.py)
-      prompt, messages    ─▶ those of the assistant go on from the prompt; others are the whole conversation
+      prompt, messages    ─▶ put behind the prompt if the assistant's comes first; else they are the whole conversation
       no prompt           ─▶ text as it stands, or the whole conversation
 
 Invariants
-- Whether a pair is held out is a function of its prompt, or of what both conversations begin with; where they share
-  nothing, of both. So no prompt is on both sides, and neither seed nor other rows move one.
-- A row that cannot be used ends it all, with file, row and column.
+- Whether a pair is held out is a function of its prompt, or of the messages that both conversations begin with; where
+  they share none, of both. So no prompt is on both sides, and neither the seed nor other rows change a pair's side.
+- A row that cannot be used raises an error that names file, row and column.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Pair:
     rejected: str | Chat
     prompt: str | Chat | None
     where: str
-    """Words with which people find it."""
+    """Source and row of the pair, for messages to the user."""
     data: DataConfig = _AS_IT_STANDS
-    """Settings with which a prompt becomes text."""
+    """Settings by which a prompt becomes text."""
 
     def read(self, text: RewardText) -> tuple[str | Chat, str | Chat]:
-        """Both as the model reads them.
+        """Both responses behind their prompt, as the model reads them.
 
         Raises:
             CannotTrain: they are chat messages, and the tokenizer has no chat template.
@@ -67,21 +67,25 @@ class Pair:
         before = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
         return [*before, *response]
 
-    def is_held_out(self, fraction: float) -> bool:
-        """Whether it belongs to the ``fraction`` that tells the accuracy."""
+    @property
+    def group(self) -> str:
+        """What pairs of one prompt have in common: they are held out together."""
         shared: object = self.prompt
         if shared is None and isinstance(self.chosen, list) and isinstance(self.rejected, list):
             turns = zip(self.chosen, self.rejected, strict=False)
             shared = [one for one, _ in takewhile(lambda two: two[0] == two[1], turns)]
-        key = json.dumps(shared or [self.chosen, self.rejected], default=str, sort_keys=True)
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) < fraction * 2**64
+        return json.dumps(shared or [self.chosen, self.rejected], default=str, sort_keys=True)
+
+    def is_held_out(self, fraction: float) -> bool:
+        """Whether the pair belongs to the ``fraction`` of all prompts on which the accuracy is measured."""
+        return int.from_bytes(hashlib.blake2b(self.group.encode(), digest_size=8).digest()) < fraction * 2**64
 
 
 def read_preferences(path: Path, field: str) -> list[Pair]:
     """The pairs in the file or directory at ``path``, which the user has named in ``field``.
 
     Raises:
-        CannotTrain: there are none, or a row is no pair; names it.
+        CannotTrain: there are none, or a row is not a pair; the message names the row.
     """
     named = f"{field} {path}"
     try:

@@ -4,9 +4,9 @@
     model ─▶ one logit ────────────────────┴▶ trained ─▶ OUT.partial ── renamed, once whole ──▶ OUT
 
 Invariants
-- A directory of that name is whole: a training that is killed leaves ``OUT.partial``, which the next one empties.
-- One training at a time writes ``OUT.partial``: it holds a lock in it, which ends with its process.
-- What came of it stands beside the weights, in ``reward_training.json``.
+- ``OUT`` is always complete: a training that is killed leaves ``OUT.partial``, which the next one empties.
+- One training at a time writes ``OUT.partial``: it holds a lock on a file there, which ends with its process.
+- The results, such as the accuracy, stand beside the weights in ``reward_training.json``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from configs.reward_training import RECORD, RewardTraining
 
 _LOCK = "training.lock"
 _ONE_THREAD_HIDDEN = 192
-"""Up to this hidden size one thread is as fast as several: they would wait for each other longer than they compute."""
+"""Hidden size up to which one thread is used: several would wait for each other longer than they compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOrder:
-    """Says what to train on what, and where it is to lie."""
+    """Says which model to train and how, and where to write it."""
 
     model: Path
     out: Path
@@ -57,17 +57,17 @@ def train_reward_model(
     say: Callable[[str], None],
     tell: Callable[[Progress], None],
 ) -> dict[str, Any]:
-    """Train and write; returns what came of it. ``named``: a setting as the user wrote it.
+    """Train and write; returns the results. ``named``: spells a setting as the user wrote it.
 
     Raises:
         RewardTrainingError: nothing was trained, and nothing written.
         NoSpaceLeft: the disk is full.
     """
     began_s = monotonic()
-    transformers.logging.set_verbosity_error()  # it would warn of the head that is to be trained
+    transformers.logging.set_verbosity_error()  # it would warn that the head is not trained yet
     transformers.logging.disable_progress_bar()
     partial = order.out.with_name(f"{order.out.name}.partial")
-    lock = _take(partial, order.out)  # before hours of training
+    lock = _take(partial, order.out)  # fails now, not after hours of training
     try:
         backbone = load_backbone(
             order.model, seed=order.seed, device=order.device, max_tokens=order.max_tokens, named=named
@@ -117,10 +117,10 @@ def train_reward_model(
 
 
 def _take(partial: Path, out: Path) -> int:
-    """Make ``partial`` this training's, and empty; returns the lock, to be closed once nothing of it is there.
+    """Lock and empty ``partial``; returns the lock's descriptor, to be closed once the directory is gone.
 
     Raises:
-        CannotTrain: another training writes it.
+        CannotTrain: another training is writing there.
     """
     partial.mkdir(parents=True, exist_ok=True)
     lock = -1
@@ -152,7 +152,7 @@ def _split(
     named: Callable[[str], str],
     say: Callable[[str], None],
 ) -> tuple[Encoded, Encoded]:
-    """Pairs to train on, and those held out."""
+    """The encoded pairs to train on, and those held out. Raises CannotTrain if there are none of either."""
     sides = [pair.is_held_out(how.held_out) for pair in pairs]
     train, held_out = (
         encode([pair for pair, held in zip(pairs, sides, strict=True) if held is wanted], backbone)
@@ -160,8 +160,22 @@ def _split(
     )
     if not train.pairs or not held_out.pairs:
         what = "none to train on" if not train.pairs else "none held out"
+        if alike := train.alike + held_out.alike:
+            longest, was_cut = backbone.text.longest, train.cut + held_out.cut
+            raise CannotTrain(
+                f"{alike} of {len(pairs)} pairs are left out, since the model would read the same text twice, and "
+                f"of the others there are {what}: "
+                + (
+                    f"it reads only the last {longest} tokens of a text, so raise {named('max_tokens')} as far as the "
+                    "model allows, or shorten what the texts end with alike"
+                    if was_cut
+                    else "give more pairs that differ"
+                )
+            )
         raise CannotTrain(
-            f"{named('held_out')} {how.held_out:g}: of {len(pairs)} pairs there are {what}; give more pairs, or "
+            f"{named('held_out')} {how.held_out:g}: of {len(pairs)} pairs, which have "
+            f"{len({pair.group for pair in pairs})} prompts, there are {what}: all pairs of a prompt are held out, or "
+            "none, so give more prompts, or "
             f"{'lower' if not train.pairs else 'raise'} it"
         )
     if cut := train.cut + held_out.cut:

@@ -1,6 +1,6 @@
 """Bradley–Terry: a model's logits r learn to rank pairs, by the loss -log σ(r_chosen - r_rejected).
 
-    pairs ─▶ ids, once ─▶ epochs in an order drawn from the seed ─▶ steps of so many pairs ─▶ batches by tokens
+    pairs ─▶ ids, once ─▶ epochs in an order drawn from the seed ─▶ steps of batch_pairs ───▶ batches by tokens
                                                                                                │ gradients added
     held out ─▶ accuracy, live on some and at the end on all ◀── AdamW: up for a tenth, then down to 0
 
@@ -9,8 +9,8 @@ The loss is that of Ouyang et al. 2022 (InstructGPT, eq. 1) with K = 2, after Br
 
 Invariants
 - Equal seeds give equal models, on a CPU with equal threads.
-- Nobody sees held-out pairs but the accuracy.
-- The accuracy at the end is of the model as it is written, in its number format.
+- Held-out pairs are used for the accuracy alone.
+- The accuracy at the end is that of the model as it is written, in the number format of its files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from actors.environments.errors import ScorerBroken
 from actors.environments.scoring.reward_text import token_batches
-from actors.environments.scoring.user_code import described
+from actors.host.user_code import described
 from actors.reward_training.backbone import Backbone
 from actors.reward_training.errors import CannotTrain, TrainingFailed
 from actors.reward_training.preferences import Pair
@@ -39,9 +39,9 @@ _CLIPPED_NORM = 1.0
 _RISING = 0.1
 """Share of the steps in which the learning rate rises."""
 _LOOKS = 10
-"""Looks at the accuracy in the course of a training."""
+"""Number of times that the accuracy is measured in the course of a training."""
 _LIVE_PAIRS = 256
-"""Held-out pairs of such a look: enough to tell within 3 %, and soon done."""
+"""Held-out pairs of such a measurement: enough for a standard error of about 3 %, and quick."""
 
 Ids = np.ndarray
 """int32[tokens] of one text."""
@@ -53,9 +53,9 @@ class Encoded:
 
     pairs: list[tuple[Ids, Ids]]
     cut: int
-    """Texts that are longer than what is read: each has lost its beginning."""
+    """Number of texts that are longer than the model reads: each has lost its beginning."""
     alike: int
-    """Pairs that were left out, for the model would read the same twice."""
+    """Number of pairs that were left out, since the model would read the same text twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Progress:
     steps: int
     loss: float
     accuracy: float | None
-    """Held-out accuracy, where it was looked at."""
+    """Held-out accuracy; None where it was not measured."""
 
 
 def encode(pairs: Sequence[Pair], backbone: Backbone) -> Encoded:
@@ -77,24 +77,21 @@ def encode(pairs: Sequence[Pair], backbone: Backbone) -> Encoded:
     """
     found: list[tuple[Ids, Ids]] = []
     cut = alike = 0
-    rows = backbone.model.get_input_embeddings().num_embeddings
     for pair in pairs:
         both: list[Ids] = []
         for read in pair.read(backbone.text):
             try:
                 ids, was_cut = backbone.text.ids(read)
             except ScorerBroken as error:
-                raise CannotTrain(f"{pair.where}: one of its texts has no token; leave the row out") from error
-            except Exception as error:  # a template is a program: what it raises is about this row
+                raise CannotTrain(
+                    f"{pair.where}: one of its texts cannot be read: {error}; leave the row out"
+                ) from error
+            except Exception as error:  # a template is a program, so it can raise anything
                 raise CannotTrain(
                     f"{pair.where}: the model's tokenizer or template refuses it: {described(error)}"
                 ) from error
             both.append(np.array(ids, np.int32))
             cut += was_cut
-        if max(int(ids.max()) for ids in both) >= rows:
-            raise CannotTrain(
-                f"{pair.where}: it has a token beyond the model's vocabulary of {rows}; use the model's own tokenizer"
-            )
         if np.array_equal(both[0], both[1]):
             alike += 1
         else:
@@ -119,10 +116,10 @@ class RewardTrainer:
             yield from draw.sample(self._train, len(self._train))
 
     def run(self, tell: Callable[[Progress], None]) -> list[float]:
-        """All steps; returns the loss of each.
+        """Run all steps; returns the loss of each.
 
         Raises:
-            TrainingFailed: a loss is no number.
+            TrainingFailed: a loss or gradient is not finite.
         """
         losses: list[float] = []
         every = max(1, self.steps // _LOOKS)
@@ -155,17 +152,17 @@ class RewardTrainer:
         return total
 
     def _logits(self, pairs: Sequence[tuple[Ids, Ids]]) -> tuple[torch.Tensor, ...]:
-        """float32[len(pairs)] of the chosen, and of the rejected, as one batch."""
+        """Logits float32[len(pairs)] of the chosen and of the rejected texts, computed as one batch."""
         with self._backbone.computing():
             logits = self._backbone.text.logits([pair[side].tolist() for side in (0, 1) for pair in pairs])
         return logits.float().chunk(2)
 
     def accuracy(self, pairs: Sequence[tuple[Ids, Ids]] | None = None) -> float:
-        """Share of the held-out pairs that are ranked right; of ``pairs``, where some are given."""
+        """Share of ``pairs`` that are ranked right; by default of all held-out pairs."""
         return share_ranked_right(self.rewards(self._held_out if pairs is None else pairs))
 
     def rewards(self, pairs: Sequence[tuple[Ids, Ids]] | None = None) -> list[tuple[float, float]]:
-        """Logits of both of each held-out pair, or of ``pairs``."""
+        """The logits (chosen, rejected) of each of ``pairs``, by default of all held-out pairs."""
         pairs = self._held_out if pairs is None else pairs
         found = [(math.nan, math.nan)] * len(pairs)
         for rows in _batches(pairs, self._how.batch_tokens):
@@ -181,7 +178,7 @@ def share_ranked_right(rewards: Sequence[tuple[float, float]]) -> float:
 
 
 def _batches(pairs: Sequence[tuple[Ids, Ids]], tokens_max: int) -> Iterator[list[int]]:
-    """Places of pairs of like length: both texts of a pair are in one batch, as the loss is of both."""
+    """Indices of pairs of similar length, by batch; both texts of a pair are in one, since the loss needs both."""
     return token_batches({i: 2 * max(map(len, pair)) for i, pair in enumerate(pairs)}, tokens_max)
 
 

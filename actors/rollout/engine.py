@@ -1,17 +1,17 @@
-"""The rollout engine: what a worker drives. Kinds in ``engines/``: torch, vllm, simulated.
+"""The interface of the rollout engine that a worker drives. Kinds in ``engines/``: torch, vllm, simulated.
 
 Invariants (asserted for every kind by ``tests/contracts/test_rollout_engine_contract.py``)
 - The caller awaits one method at a time; between two ``step`` calls nothing moves, so a weight load, an abort
   and a new request all take effect between engine steps.
-- Every request that is added ends in exactly one row with a finish reason other than RUNNING; after that no row.
+- Every request that is added ends with exactly one row whose finish reason is not RUNNING; no row follows it.
 - ``logprobs`` are of the distribution that the token was drawn from (after temperature, top-k and top-p).
-- A request with ``generated`` tokens goes on behind them; its first row has ``offset == first + len(generated)``.
-- The noise of a token belongs to (seed, prompt, sibling, position). What an episode's environment wrote ends no turn,
-  though it may be a stop token.
+- A request with ``generated`` tokens is continued after them; its first row has ``offset == first + len(generated)``.
+- The noise of a token is a function of (seed, prompt, sibling, position). A stop token that an episode's environment
+  wrote ends no turn.
 - ``load_weights`` is all or nothing: on any error the engine still serves the version that it served before.
 - Rows carry the version that computed them; the prefix cache never crosses versions.
-- ``stats`` count what prefill has computed and what it has been spared, together the tokens of every sequence that has
-  begun, or begun again: for a load with ``recompute``, or after a sleep.
+- ``stats`` count the tokens that prefill computed and those that the prefix cache had. They add up to the tokens of
+  every sequence that began, or began again after a load with ``recompute`` or after a sleep.
 - Blocking work runs off the event loop.
 
     start → [ add* · abort* · load_weights* · step ]* → close
@@ -23,41 +23,53 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeGuard
 
 import numpy as np
 
-from actors.host.adapter import AdapterSpec
+from actors.models.adapter import AdapterSpec
 from actors.protocol.work import EngineStats, SamplingParams
 from configs.limits import DEFAULT_LIMITS
+
+SLOTS_MAX: Final = 256
+"""Most sequences that an engine takes by its own account: beyond it steps get longer, and hardly more is generated."""
+
+
+def slots_of(kv_tokens: float, max_context_tokens: int, *, sets_aside: bool) -> int:
+    """The engine's own account: sequences for a memory of ``kv_tokens`` tokens. ``sets_aside``: see ``slots``."""
+    return int(max(1, min(SLOTS_MAX, (1 + sets_aside) * kv_tokens // max_context_tokens)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSpec:
-    """Tells an engine what it needs to start. ``model_path`` is an HF directory (config, tokenizer, safetensors)."""
+    """All that an engine needs to start. ``model_path`` is an HF directory (config, tokenizer, safetensors)."""
 
     model_path: Path
     dtype: str = "float32"
     device: str = "cpu"
     max_running: int = 64
-    """Sequences decoded together."""
+    """Sequences decoded together; 0: as many as the engine has memory for (``RolloutEngine.slots``)."""
+    memory_share: float = 1.0
+    """Share of a CPU's free memory that the engine may count on, since other processes want some too."""
     max_context_tokens: int = 1024
-    """Prompt plus response."""
+    """Tokens of prompt plus response, at most."""
     threads: int = 1
     seed: int = 0
     prefix_cache_bytes: int = DEFAULT_LIMITS.prefix_cache_bytes
-    """Memory for beginnings of prompts, of engines that do not measure their own."""
+    """Memory for the prefix cache, in engines that do not size it themselves."""
     tensor_parallel: int = 1
     """Ranks that compute one step together, each with a part of every layer."""
     adapter: AdapterSpec | None = None
-    """Set: a version is such an adapter of the model in ``model_path``, which stays loaded as it is."""
+    """Shape of the versions if they are adapters of the model in ``model_path``; None: versions are models."""
+    records_routes: bool = False
+    """Whether steps say which experts have predicted each token. For engines that can."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Passed through to the engine kind; each documents its own."""
+    """Options that are passed through to the engine kind; each documents its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """Asks for one sequence. ``request`` is the assignment number."""
+    """Asks an engine for one sequence. ``request`` is the assignment number."""
 
     request: int
     prompt: int
@@ -66,9 +78,9 @@ class GenerationRequest:
     generated: np.ndarray  # int32[k]
     sampling: SamplingParams
     first: int = 0
-    """Position of the token behind the prompt, where positions are counted from the beginning of the sample's row."""
+    """Position of the first token of the response, counted from the beginning of the sample's row."""
     limit: int = 0
-    """Position at which a turn of an episode ends; 0: it is no turn, and ends at ``sampling.max_tokens``."""
+    """Position at which the turn of an episode ends; 0: no episode, it ends at ``sampling.max_tokens``."""
 
     @property
     def position(self) -> int:
@@ -77,7 +89,7 @@ class GenerationRequest:
 
     @property
     def end(self) -> int:
-        """Position at which it ends at the latest."""
+        """Position at which the sequence ends at the latest."""
         return self.limit or self.sampling.max_tokens
 
 
@@ -93,6 +105,19 @@ class StepOutput:
     tokens: np.ndarray  # int32[sum(counts)]
     logprobs: np.ndarray  # float32[sum(counts)]
     step_s: float
+    routes: np.ndarray | None = None
+    """uint8[sum(counts), bytes]: experts that predicted each token (``actors/models/routers.py``); None: not told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptScores:
+    """Holds what a model says of the tokens of one prompt, at temperature 1. Entry t is of the token at t, given those
+    before it; so the first one is not known: NaN, and no token.
+    """
+
+    logprobs: np.ndarray  # float32[p]
+    top_ids: np.ndarray  # int32[p, k], likeliest first
+    top_logprobs: np.ndarray  # float32[p, k]
 
 
 WeightTensors = Mapping[str, np.ndarray]
@@ -113,6 +138,15 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    @property
+    def slots(self) -> int:
+        """Sequences that it decodes together, known after ``start``: ``max_running``, or by the engine's own account.
+
+        By its account: those of full length that its memory for keys and values holds; twice as many if it can set
+        sequences aside, since on average a running one has half its length. At most ``SLOTS_MAX``.
+        """
+        ...
+
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests. One that can never fit ends in its first row with LENGTH and no tokens."""
         ...
@@ -129,7 +163,7 @@ class RolloutEngine(Protocol):
         ...
 
     def hurry(self) -> None:
-        """Something waits for the step that is under way: it is to end with the token that is being made."""
+        """End the step under way after the present token, since something waits for the step's end."""
         ...
 
     async def load_weights(
@@ -161,3 +195,49 @@ class RolloutEngine(Protocol):
     def stats(self) -> EngineStats: ...
 
     async def close(self) -> None: ...
+
+
+class SnapshotEngine(RolloutEngine, Protocol):
+    """An engine whose versions need not be alike: adapters of any shape, the bare model, other models of its kind.
+
+    Loads are all or nothing, as ``load_weights``, and running sequences are computed anew. An adapter stands beside the
+    model that was loaded last: that of the spec, or by ``load_model`` or ``load_weights``.
+    """
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids, known after ``start``."""
+        ...
+
+    async def load_adapter(
+        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, spec: AdapterSpec | None
+    ) -> None:
+        """Serve the model with the adapter of ``tensors``; None: without any.
+
+        Raises:
+            WeightsMismatch: the tensors are not those of an adapter of ``spec``; nothing was changed.
+            ModelUnreadable: the model lacks layers that ``spec`` names; nothing was changed.
+        """
+        ...
+
+    async def load_model(self, directory: Path, policy_version: int) -> None:
+        """Serve the model in ``directory``, which is of the same architecture and sizes. Both are in memory meanwhile.
+
+        Raises:
+            WeightsMismatch: it is of another kind; nothing was changed.
+            ModelUnreadable: it cannot be loaded; nothing was changed.
+        """
+        ...
+
+    async def score(self, prompt: np.ndarray, top_k: int) -> PromptScores:
+        """Score ``prompt``, int32[p], by the present weights; running sequences are not touched.
+
+        Raises:
+            LogitsNotFinite: the weights are broken.
+        """
+        ...
+
+
+def serves_snapshots(engine: RolloutEngine) -> TypeGuard[SnapshotEngine]:
+    """Whether ``engine`` is a ``SnapshotEngine``, started or not."""
+    return hasattr(engine, "load_adapter")

@@ -1,4 +1,4 @@
-"""Which engines there are. An engine's libraries are imported only when it is created."""
+"""The kinds of rollout engines. An engine's libraries are imported only when it is created."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ ENGINES: dict[str, str] = {
     "torch": "actors.rollout.engines.torch.torch_engine:TorchEngine",
     "vllm": "actors.rollout.engines.vllm.engine:VllmEngine",
     "simulated": "actors.rollout.engines.simulated_engine:SimulatedEngine",
+    "server": "actors.rollout.engines.server.engine:ServerEngine",
 }
 LEADERS: dict[str, str] = {
     "vllm": "actors.rollout.engines.vllm.leader:LeadingEngine",
     "simulated": "actors.rollout.engines.simulated_engine:leading_engine",
 }
-"""Kinds that compute over several ranks (``rollout.tensor_parallel``), by what leads them."""
-_HINTS = {"torch": "run `make install`", "vllm": "run `make vllm`", "simulated": "run `make install`"}
+"""Kind that computes over several ranks (``rollout.tensor_parallel``) → import path of its leading engine."""
+_HINTS = {"vllm": "run `make vllm`"}
 
 
 def create_engine(kind: str, followers: Followers | None = None, limits: Limits = DEFAULT_LIMITS) -> RolloutEngine:
-    """A new engine that has not been started. ``followers``: further ranks that are to compute with this one.
+    """Make an engine without starting it. ``followers``: further ranks that are to compute with it.
 
     Raises:
-        EngineUnavailable: unknown kind, or its library is not installed, or it has no use for followers.
+        EngineUnavailable: unknown kind, or its library is not installed, or it computes in one rank only.
     """
     if kind not in ENGINES:
         raise EngineUnavailable(f"rollout.engine is {kind!r}: expected one of {', '.join(ENGINES)}")
@@ -41,4 +42,6 @@ def create_engine(kind: str, followers: Followers | None = None, limits: Limits 
         made = getattr(importlib.import_module(module), name)
         return cast(RolloutEngine, made() if followers is None else made(followers, limits))
     except ImportError as error:
-        raise EngineUnavailable(f"the {kind} engine cannot be imported ({error}): {_HINTS[kind]}") from error
+        raise EngineUnavailable(
+            f"the {kind} engine cannot be imported ({error}): {_HINTS.get(kind, 'run `make install`')}"
+        ) from error

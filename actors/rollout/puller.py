@@ -1,12 +1,12 @@
-"""Fetches announced versions beside the generation; the newest wins.
+"""Fetches announced versions while the engine generates; the newest wins.
 
     want ─▶ (task) pull ─▶ verified tensors wait in ``ready`` ─▶ the generation task takes them between two steps
-              ▲ └─ fails: backoff, try again (a pull resumes); retired meanwhile: ask for the newest
-              └─── a newer version was announced meanwhile
+              ▲ ├─ fails: retried after a pause (a pull resumes); if the version has retired: ask for the newest
+              └─┴─ a newer version was announced meanwhile
 
 Invariants
 - One pull at a time, and at most one version waits; a newer one replaces it.
-- ``ready`` holds whole, verified versions only, each newer than all before it.
+- ``ready`` holds complete, verified versions only, each newer than all before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEWEST = -1
 
 
 class VersionPuller:
-    """Pulls on behalf of one worker. ``on_ready`` is called when a version waits in ``ready``."""
+    """Pulls for one worker. ``on_ready`` is called with a pull's seconds when its version waits in ``ready``."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class VersionPuller:
         send_bytes_per_s: int | None = None,
         on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``on_trouble``: people are to be told that pulls have failed for longer than ``limits.stall_report_s``."""
+        """``on_trouble``: called with a text for users when pulls have failed for ``limits.stall_report_s``."""
         self._ctx = ctx
         self._client = WeightClient(ctx, job, self._serve)
         self._on_ready = on_ready
@@ -49,7 +49,7 @@ class VersionPuller:
         self._ready: PulledWeights | None = None
 
     def want(self, policy_version: int, weights: ActorAddress | None) -> None:
-        """``policy_version`` is to be had from ``weights``; an older one than is wanted already is ignored."""
+        """Pull ``policy_version`` from ``weights``, unless a newer one is wanted already."""
         if weights is None or policy_version < self._wanted:
             return
         self._wanted, self._weights = policy_version, weights
@@ -63,14 +63,14 @@ class VersionPuller:
         return pulled
 
     def close(self) -> None:
-        """Let go of a version that nobody took, and of what lies in shared memory for others."""
+        """Release a version that nobody took, and the versions kept in shared memory for others."""
         if (pulled := self.take()) is not None:
             pulled.close()
         self._client.close()
 
     async def _serve(self) -> ActorAddress:
-        """Pass on what is pulled over the network."""
-        return await relay_beside(self._ctx, self._client.shelf, self._send_bytes_per_s)
+        """Serve other pullers the versions that this one pulls over the network."""
+        return await relay_beside(self._ctx, self._client.held, self._send_bytes_per_s)
 
     async def _pull(self, weights: ActorAddress) -> None:
         patience, version = Patience(self._ctx.limits, self._ctx.rng("pull")), self._wanted
@@ -101,7 +101,7 @@ class VersionPuller:
         """Hand ``pulled`` over.
 
         Raises:
-            VersionNotHeld: it is no newer than what we have: a server that has just restarted.
+            VersionNotHeld: it is not newer than the last one, as happens after a restart of the server.
         """
         if pulled.policy_version <= self._fetched:
             pulled.close()

@@ -1,16 +1,16 @@
-"""What a rollout worker holds for its scheduler, and everything that it says to it.
+"""The assignments that a rollout worker holds, and all messages about them to its scheduler.
 
     assign ─▶ held ─▶ the engine's steps ─▶ deliver ─▶ TokenReport ─▶ outbox ─▶ scheduler
                 │                              └─ remembered (``token_log``, bounded)
-                └─ void: nobody waits for it ─▶ silence
+                └─ void: nobody waits for it ─▶ nothing is reported
 
 Invariants
-- Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless it is void: a scheduler that
-  has lost us has given its samples to others, so nothing more is said about it.
-- The engine calls an assignment by the number under which it came; whoever outlives a scheduler has another number for
-  the next one, and only that one is said.
-- Without a scheduler nothing is sent. What comes of what is held is remembered, and the next scheduler's answer says
-  with which samples it goes on, from where, and under which numbers; all others are void.
+- Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless it is void: then the scheduler
+  has given its sample to another worker, and nothing more is reported of it.
+- The engine knows an assignment by the number under which it came, its *name* here. A worker that outlives a scheduler
+  gets other numbers from the next one, and reports those.
+- Without a scheduler nothing is sent. The engine's output is remembered, and the next scheduler's answer says which
+  samples the worker continues, from where, and under which numbers; all others are void.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from actors.protocol.workers import AssignmentsFailed, Draining, Leaving, Regist
 from actors.rollout.engine import StepOutput
 from actors.rollout.engines.step_columns import without_requests
 from actors.rollout.outbox import Outbox
-from actors.rollout.token_log import Kept, TokenLog
+from actors.rollout.token_log import KeptAssignment, TokenLog
 from actors.weights.client import PulledWeights
 from configs.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
 class WentOn:
-    """Tells what has become of the assignments that a worker brought to its next scheduler."""
+    """Says what has become of the assignments that a worker brought to its next scheduler."""
 
     void: set[int]
-    """The engine's names of those that it is to end."""
+    """Names of the assignments that the engine is to end."""
     samples: int
     tokens: int
-    """Told to the scheduler, which lacked them."""
+    """Number of tokens that the scheduler lacked and is sent."""
     generated_alone: int
+    """Number of tokens that were generated without a scheduler."""
 
 
 class Reports:
-    """Speaks for one worker. ``terms``: whose reign each report names. ``scheduler``: its first life."""
+    """Sends one worker's messages. ``terms``: has the term of each report. ``scheduler``: its first life."""
 
     def __init__(
         self, job: str, worker: str, terms: TermGuard, scheduler: ActorRef, limits: Limits, now: Callable[[], float]
@@ -61,11 +62,11 @@ class Reports:
         self._outbox = Outbox(scheduler, limits, now)
         self._sequence = 0
         self._held: set[int] = set()
-        """Assignments that have not ended."""
+        """Names of the assignments that have not ended."""
         self._void: set[int] = set()
-        """Assignments that nobody waits for any more; the engine has yet to end them."""
+        """Names of assignments that nobody waits for any more, until the engine has ended them."""
         self._numbers: dict[int, int] = {}
-        """The engine's name of an assignment → its present number, of those that have outlived their scheduler."""
+        """Name → present number, for assignments that have outlived their scheduler."""
 
     # ------------------------------------------------------------ what is held
 
@@ -74,23 +75,23 @@ class Reports:
         return self._held
 
     @property
-    def known(self) -> np.ndarray:
-        """Every assignment with which a next scheduler could go on, by its present number."""
-        known = self._log.assignments().union(self._numbers.get(name, name) for name in self._held)
-        return np.array(sorted(known), np.int64)
+    def resumable(self) -> np.ndarray:
+        """Present numbers, int64[n], of the assignments that a next scheduler could continue."""
+        numbers = self._log.assignments().union(self._numbers.get(name, name) for name in self._held)
+        return np.array(sorted(numbers), np.int64)
 
     @property
     def untold(self) -> int:
-        """Samples and tokens that have not been told, for those who look from outside whether it has fenced itself."""
+        """Number of held samples and unsent reports and tokens, for checks that the worker is fenced off."""
         unheard = self._log.unheard_tokens if self._log.orphaned else 0
         return len(self._held) + self._outbox.waiting(TokenReport) + unheard
 
     def hold(self, names: Iterable[int]) -> None:
-        """Note what has been assigned."""
+        """Note assignments that have come."""
         self._held.update(names)
 
     def forget(self) -> set[int]:
-        """All that is held is void; the engine's names of it, which it is to end."""
+        """Void all assignments; returns their names, which the engine is to end."""
         self._outbox.retain(WorkerVersion)
         self._log.clear()
         gone = set(self._held)
@@ -99,64 +100,64 @@ class Reports:
         return gone
 
     def _void_some(self, names: set[int]) -> None:
-        """Nobody waits for these: they have been given to others, or will be."""
+        """Void ``names``, whose samples have been given to other workers, or will be."""
         self._void |= names
         self._held -= names
 
     def names(self, numbers: Iterable[int]) -> list[int]:
-        """What the engine calls the assignments of these present numbers."""
+        """Names of the assignments with these present numbers."""
         names = {number: name for name, number in self._numbers.items()}
         return [names.get(number, number) for number in numbers]
 
     def _numbered(self, names: np.ndarray) -> np.ndarray:
-        """The present numbers of assignments that the engine calls ``names``."""
+        """Present numbers of the assignments with these names."""
         if not self._numbers:
             return names
         return np.array([self._numbers.get(name, name) for name in names.tolist()], np.int64)
 
-    # ------------------------------------------------------------ what is said
+    # ------------------------------------------------------------ what is told
 
     @property
     def full(self) -> bool:
-        """No further token may be made: nobody takes them."""
+        """Whether no further token may be generated, since there is no room to keep it."""
         return self._outbox.full or self._log.full
 
     @property
     def waiting(self) -> int:
-        """Messages that the link has not taken yet."""
+        """Number of messages that have not left yet."""
         return len(self._outbox)
 
     def flush(self) -> None:
         self._outbox.flush()
 
     def taken(self, term: int, sequence: int) -> None:
-        """The scheduler of that reign has taken what was said up to there."""
+        """Note that the scheduler of ``term`` has all reports up to number ``sequence``."""
         if term == self._terms.ruling:
             self._outbox.taken(sequence)
 
     def deliver(self, output: StepOutput, stats: EngineStats) -> None:
-        """Send on what one engine step produced."""
+        """Report the output of one engine step."""
         if self._void:
             ended = output.requests[output.finished != FinishReason.RUNNING].tolist()
             output = without_requests(output, self._void)
             self._void.difference_update(ended)
         if not len(output.requests):
             return
-        self._say(self._report(output, stats))
+        self._tell_or_remember(self._report(output, stats))
         over = output.requests[output.finished != FinishReason.RUNNING].tolist()
         self._held.difference_update(over)
         for name in over if self._numbers else ():
             self._numbers.pop(name, None)
 
     def fail(self, names: list[int], kind: FailureKind, why: str) -> None:
-        """Say that these will not be generated here."""
+        """Report that these assignments will not be generated here."""
         numbers = self._numbered(np.array(names, np.int64))
         failure = Failure(kind=kind, message=why, where=self._worker)
         self._held.difference_update(names)
         self._outbox.send(AssignmentsFailed(job=self._job, worker=self._worker, assignments=numbers, failure=failure))
 
     def version_loaded(self, pulled: PulledWeights, load_s: float) -> None:
-        """Samples may be generated with it from now on."""
+        """Report that the version is loaded, so that samples are generated with it from now on."""
         self._outbox.send(
             WorkerVersion(
                 job=self._job,
@@ -170,19 +171,19 @@ class Reports:
         )
 
     def asleep(self, asleep: bool) -> None:
-        """The engine is as the scheduler has told it to be."""
+        """Report that the engine is asleep or awake, as the scheduler has asked."""
         self._outbox.send(WorkerAsleep(job=self._job, worker=self._worker, asleep=asleep))
 
     def trouble(self, kind: str, text: str) -> None:
-        """People are to be told of something that went wrong here."""
+        """Have users told of something that went wrong here."""
         self._outbox.send(Trouble(job=self._job, kind=kind, text=f"{self._worker}: {text}"))
 
     def drain(self, reason: str, left_s: float) -> None:
-        """Nothing is begun any more, and in ``left_s`` all is over."""
+        """Report that no new work is begun, and that the worker ends in ``left_s``."""
         self._outbox.send(Draining(job=self._job, worker=self._worker, left_s=left_s, reason=reason))
 
     def leave(self, reason: str) -> None:
-        """The last word."""
+        """Report that the worker leaves; this is its last message."""
         self._outbox.send(Leaving(job=self._job, worker=self._worker, reason=reason), last=True)
 
     def _report(self, output: StepOutput, stats: EngineStats) -> TokenReport:
@@ -198,11 +199,12 @@ class Reports:
             finished=output.finished,
             tokens=output.tokens,
             logprobs=output.logprobs,
+            routes=output.routes,
             stats=stats,
         )
 
-    def _say(self, report: TokenReport) -> None:
-        """Now, or when there is a scheduler again."""
+    def _tell_or_remember(self, report: TokenReport) -> None:
+        """Send ``report`` now, or remember it for the next scheduler."""
         self._log.add(report)
         if not self._log.orphaned:
             self._sequence += 1
@@ -211,22 +213,22 @@ class Reports:
     # ------------------------------------------------------------ from one scheduler to the next
 
     def hold_back(self) -> None:
-        """No scheduler has confirmed that it knows us: everything waits."""
+        """Let all messages wait, since no scheduler has registered us yet."""
         self._outbox.held_back = True
 
     def lose(self) -> None:
-        """The scheduler is gone; what it does not hear is remembered for the next one."""
+        """Note that the scheduler is gone: from now on, reports are remembered for the next one."""
         self._outbox.retain(WorkerVersion)
         self._log.lose()
 
     def meet(self, scheduler: ActorRef) -> None:
-        """Tell this scheduler, which has registered us, what waits."""
+        """Send the messages that wait, and further ones, to ``scheduler``, which has registered us."""
         self._outbox.meet(scheduler)
 
     def go_on(self, answer: Registered, policy_version: int, stats: EngineStats) -> WentOn:
-        """Go on with what the scheduler has taken up; say what it lacks of that, and forget the rest."""
+        """Continue the assignments that the scheduler has kept, send what it lacks of them, and void the rest."""
         columns = (answer.kept.tolist(), answer.numbers.tolist(), answer.lengths.tolist())
-        kept = {former: Kept(number, length) for former, number, length in zip(*columns, strict=True)}
+        kept = {former: KeptAssignment(number, length) for former, number, length in zip(*columns, strict=True)}
         former = {name: self._numbers.get(name, name) for name in self._held}
         void = {name for name, number in former.items() if number not in kept}
         self._void_some(void)
@@ -237,11 +239,11 @@ class Reports:
         if lost := self._lost(kept, reports):
             reports.append(self._report(_handed_back(lost, policy_version), stats))
         for report in reports:
-            self._say(msgspec.structs.replace(report, sequence=self._sequence))
+            self._tell_or_remember(msgspec.structs.replace(report, sequence=self._sequence))
         return WentOn(void, len(kept), sum(len(report.tokens) for report in reports), unheard)
 
-    def _lost(self, kept: dict[int, Kept], reports: list[TokenReport]) -> dict[int, int]:
-        """Numbers, each with its length, that have ended here, and nothing records how."""
+    def _lost(self, kept: dict[int, KeptAssignment], reports: list[TokenReport]) -> dict[int, int]:
+        """Kept number → length, for assignments that ended here without a record of how: they are handed back."""
         open_ = {has.number: has.length for has in kept.values()}
         for report in reports:
             columns = (report.assignments.tolist(), (report.offsets + report.counts).tolist(), report.finished.tolist())

@@ -1,4 +1,4 @@
-"""Sampling noise that belongs to a token, not to a machine.
+"""Sampling noise that depends on the token alone, not on the machine that draws it.
 
 Invariants
 - The noise of a token is a pure function of (job seed, prompt, sibling, position in the response). It depends neither

@@ -1,24 +1,26 @@
-"""The rollout worker: drives one engine for one job. Stateless: whatever it knows, the ledger knows too.
+"""The rollout worker drives one engine for one job. It can be lost at any time: the ledger has all that matters.
 
     scheduler ─ Assign, Revoke, PullVersion, Drain ─▶ handlers ─▶ generation.py: the engine's task ─▶ reports.py ─┐
         ▲                                                                                                         │
         └──── RegisterWorker, and TokenReport, WorkerVersion, AssignmentsFailed, Leaving through the outbox ───────┘
 
-This file owns whom the worker obeys: its scheduler, its lease, the ruling term.
+This file decides which scheduler the worker obeys: by its address, the worker's lease and the ruling term.
 
 Invariants
 - Commands of an older term are refused; one of a newer term voids what is held.
-- It acts under a lease that its scheduler renews (``actors/core/tenure.py``). When that lapses it fences itself: it
-  stops generating, forgets what it has not told, registers again and pulls.
-- Without its scheduler the worker goes on, until its lease lapses, with what it holds, and remembers what comes of it.
-  It offers itself again, with backoff, to whoever has its name and place now, and after ``orphan_grace_s`` it stops.
-- Told to go with notice, it begins nothing more and goes on with what runs; who has nothing left goes early.
-- Of several ranks (``rollout.tensor_parallel``) it is the first, and a rank that is lost ends it.
-- Commands that overtake the answer to its offer are obeyed after it. There are few of them; a scheduler that sends
-  more than ``early_commands`` is broken, and to drop one silently would lose its samples: the worker crashes.
+- It acts under a lease that its scheduler renews (``actors/core/tenure.py``). When the lease lapses the worker fences
+  itself: it stops generating, forgets unsent tokens, registers again and pulls.
+- Without its scheduler the worker generates on until its lease lapses, and remembers the tokens. It offers itself
+  again, with backoff, to the scheduler's present address, and after ``orphan_grace_s`` it stops.
+- Told to leave with notice, it begins nothing new and continues its samples; when none is left it leaves early.
+- If its engine has several ranks (``rollout.tensor_parallel``), it is the first, and the loss of a rank ends it.
+- Commands that overtake the answer to its offer are obeyed after the answer. If a scheduler sends more of them than
+  ``early_commands``, it is broken, and the worker crashes: dropping a command silently would lose its samples.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from actors.core.actor import Actor, handles
 from actors.core.errors import AskError
@@ -27,10 +29,10 @@ from actors.core.registered import RegisteredActor
 from actors.core.tenure import RenewLease
 from actors.core.terms import TermGuard
 from actors.core.watch import Down
-from actors.host.adapter import base_identity
 from actors.host.host_memory import keep_freed_memory
+from actors.models.adapter import base_identity
 from actors.protocol.failures import FailureKind
-from actors.protocol.metrics import Event, Span, Spans
+from actors.protocol.metrics import Event, Spans, TraceSpan
 from actors.protocol.services import LookupService, ServiceFound
 from actors.protocol.work import Assign, Drain, PullVersion, ReportsTaken, Revoke, SetAsleep
 from actors.protocol.workers import Registered, RegisterWorker
@@ -39,25 +41,28 @@ from actors.roles import RoleArgs
 from actors.rollout import kept_engine
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine
 from actors.rollout.engine_kinds import create_engine
-from actors.rollout.errors import TooManyEarlyCommands
+from actors.rollout.errors import EngineUnavailable, ServerGone, TooManyEarlyCommands
 from actors.rollout.generation import Generation
 from actors.rollout.reports import Reports, WentOn
-from actors.rollout.worker_spec import engine_spec
+from actors.rollout.worker_spec import engine_kind, engine_spec
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:
-    """The actors of a rollout process. What a pull frees is kept for the next one."""
+    """The actors of a rollout process. The process keeps the memory that a pull frees, for the next pull."""
     keep_freed_memory(one_arena=False)
     return {args.name: RolloutWorker(args)}
 
 
+_LOOK_S: Final = 1.0
+"""Pause between two starts of an engine whose server is away; each waits for it, ``limits.server_start_s``."""
 Command = Assign | Revoke | PullVersion | SetAsleep
-"""Messages that name the term under which they are said."""
+"""Messages that name the term in which they are given."""
 
 
 class RolloutWorker(RegisteredActor):
-    """See the module's docstring. ``engine``: a ready-made one instead of the job's kind (tests, simulations), which
-    leads ``followers`` if it leads any.
+    """Drives one engine for one job; see the module's docstring.
+
+    ``engine``: used instead of one of the job's kind (tests, simulations); ``followers``: the ranks that it leads.
     """
 
     def __init__(
@@ -66,24 +71,24 @@ class RolloutWorker(RegisteredActor):
         self._args = args
         self._job = args.job_config
         self._followers = followers or (GroupFollowers(args) if args.size > 1 else None)
-        self._engine = engine or create_engine(self._job.rollout.engine, self._followers, self._job.limits)
+        self._engine = engine or create_engine(engine_kind(self._job, args.name), self._followers, self._job.limits)
         self._engine_spec: EngineSpec | None = None
-        """What the engine was started with; None: it has not been."""
+        """Spec with which the engine was started; None before that."""
         self._terms = TermGuard()
         self._early: list[Command] = []
         """Commands of a scheduler whose answer to our offer is still on its way."""
         self._engine_start_s = 0.0
         self._draining = ""
         self._known = False
-        """A scheduler has registered this life."""
+        """Whether a scheduler has registered this life of the worker."""
 
     @property
     def _slots(self) -> int:
-        return self._job.rollout.max_running
+        return self._engine.slots
 
     @property
     def holds(self) -> int:
-        """Samples and untold tokens, for those who look from outside whether it has fenced itself."""
+        """Number of samples and unsent tokens, for checks that the worker has fenced itself."""
         return self._reports.untold
 
     # ------------------------------------------------------------------ life
@@ -92,9 +97,9 @@ class RolloutWorker(RegisteredActor):
         if self._followers is not None:
             self._followers.connect(self.ctx)
         self.obey(self._args.scheduler)
-        scheduler = self.ctx.ref(self.hub.address)
-        spec = engine_spec(self._job, self._args.model_path)
-        as_started = self._job.only_evaluates  # an engine that has served others has their weights
+        scheduler = self.ctx.ref(self.scheduler.address)
+        spec = engine_spec(self._job, self._args.model_path, self._args.name)
+        as_started = self._job.only_evaluates  # then nobody publishes weights, and a kept engine has none
         kept = None if as_started else await kept_engine.take(self._engine.kind, spec)
         self._engine = kept or self._engine
         self._reports = Reports(self._job.name, self._args.name, self._terms, scheduler, self.ctx.limits, self.ctx.now)
@@ -102,21 +107,50 @@ class RolloutWorker(RegisteredActor):
         self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans, base=base)
         self.ctx.start_task(self._pull_ahead(), "pull ahead")
         began_s = self.ctx.now()
-        if kept is None:
-            await self._engine.start(spec)
+        try:
+            if kept is None:
+                await self._engine.start(spec)
+        except ServerGone as error:
+            self.ctx.log.warning("the server is waited for", error=str(error))
+            self.ctx.start_task(self._wait_for_server(spec, began_s), "wait for the server")
+        else:
+            await self._begin(spec, began_s)
+
+    async def _wait_for_server(self, spec: EngineSpec, began_s: float) -> None:
+        """Start the engine again until its server is there: that is no failed start, however many servers are away.
+
+        Raises:
+            EngineUnavailable: it was away for ``limits.server_absence_s``.
+        """
+        while not self._draining:
+            await self.ctx.sleep(_LOOK_S)
+            try:
+                await self._engine.start(spec)
+                await self._begin(spec, began_s)
+                return
+            except ServerGone as error:
+                waited_s = self.ctx.now() - began_s
+                if waited_s >= self.ctx.limits.server_absence_s:
+                    raise EngineUnavailable(
+                        f"{error}. Waited for {waited_s:.0f} s (limits.server_absence_s)"
+                    ) from error
+                self.ctx.log.warning("the server is waited for", waited_s=round(waited_s), error=str(error))
+        self.ctx.stop("preempted")
+
+    async def _begin(self, spec: EngineSpec, began_s: float) -> None:
         self._engine_spec = spec
         self._engine_start_s = self.ctx.now() - began_s
         await self.register()
         self.ctx.start_task(self._generate(), "generate")
 
     async def _pull_ahead(self) -> None:
-        """Fetch the version that will be needed while the engine is still starting.
+        """Fetch the version that will be needed, while the engine is still starting.
 
-        The scheduler says which: the weight server may hold one whose samples a crash could still take.
+        The scheduler says which: the weight server may have a newer one, whose step is not durable yet.
         """
         question = LookupService(job=self._job.name, role="weights")
         try:
-            found = await self.ctx.ref(self.hub.address).ask(question, ServiceFound)
+            found = await self.ctx.ref(self.scheduler.address).ask(question, ServiceFound)
         except AskError as error:
             self.ctx.log.info("no version is pulled ahead; registering tells which", error=str(error))
             return
@@ -124,7 +158,7 @@ class RolloutWorker(RegisteredActor):
             self._generation.want(found.policy_version, found.address)
 
     async def on_stop(self) -> None:
-        self._generation.send_spans()  # of a short run, all that it has done
+        self._generation.send_spans()  # in a short run these are all spans
         self._generation.close()
         if self._engine_spec is None:
             await self._engine.close()
@@ -132,39 +166,47 @@ class RolloutWorker(RegisteredActor):
             await kept_engine.keep_or_close(self._engine, self._engine_spec)
 
     async def _generate(self) -> None:
-        """Generate until the worker has been drained, and say goodbye."""
-        await self._generation.run()
+        """Generate until the worker has been drained, and say goodbye.
+
+        A server that is gone takes its worker along: no crash, so no sample of the worker's is suspected of it.
+        """
+        try:
+            await self._generation.run()
+        except ServerGone as error:
+            self.ctx.log.warning("the server is gone", error=str(error))
+            self.ctx.stop("preempted")
+            return
         self._reports.leave(self._draining)
         self._generation.send_spans()
         self.ctx.stop("preempted")
 
-    def _send_spans(self, spans: list[Span]) -> None:
+    def _send_spans(self, spans: list[TraceSpan]) -> None:
         self._metrics.tell(Spans(job=self._job.name, track=self._args.name, spans=spans))
 
     @property
     def _metrics(self) -> ActorRef:
-        return self.ctx.ref(self.hub.beside(self._args.metrics))
+        return self.ctx.ref(self.scheduler.beside(self._args.metrics))
 
     # ------------------------------------------------------------------ whom it obeys
 
-    async def introduce(self, hub: ActorRef) -> None:
+    async def introduce(self, scheduler: ActorRef) -> None:
         self._early.clear()
         asked_at_s = self.ctx.now()
-        answer = await hub.ask(self._offer(), Registered)
+        answer = await scheduler.ask(self._offer(), Registered)
         self._granted, self._known = answer, True
         renewal = RenewLease(job=self._job.name, holder=self._args.name, lease=answer.lease)
-        self.tenure.begin(hub, renewal, answer.lease_s, asked_at_s=asked_at_s)
+        self.tenure.begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
 
     async def registered(self) -> None:
         answer = self._granted
-        self._reports.meet(self.ctx.ref(self.hub.address))
+        self._reports.meet(self.ctx.ref(self.scheduler.address))
         self._terms.admit(answer.term)
         went_on = self._reports.go_on(answer, self._generation.policy_version, self._generation.stats())
         self._generation.abort(sorted(went_on.void))
         self._tell(went_on)
         self._generation.want(answer.policy_version, answer.weights)
         for command in self._early:
-            if not self._terms.is_stale(command.term):  # else who answers is the successor of who sent it
+            if not self._terms.is_stale(command.term):  # a stale one came from the predecessor of the one that answered
                 await self._obey(command)
         self._early.clear()
         self._generation.look()
@@ -180,7 +222,7 @@ class RolloutWorker(RegisteredActor):
             again=self._known,
             engine_start_s=self._engine_start_s,
             beside_trainer=self._args.beside_trainer,
-            holds=self._reports.known,
+            holds=self._reports.resumable,
         )
 
     def _tell(self, went_on: WentOn) -> None:
@@ -195,8 +237,8 @@ class RolloutWorker(RegisteredActor):
             self._followers.heard(message)
         await super().down(message)
 
-    def hub_lost(self, message: Down) -> None:
-        if self._draining:  # what it would still generate, nobody would hear
+    def scheduler_lost(self, message: Down) -> None:
+        if self._draining:  # nobody would get the tokens that it could still generate
             self._hand_back()
             return
         held = len(self._reports.held)
@@ -205,14 +247,14 @@ class RolloutWorker(RegisteredActor):
         self._offer_again()
 
     def lease_lapsed(self) -> None:
-        """Not confirmed for too long, or given up: what we hold is with others by now."""
+        """Drop all samples: the scheduler has given them to other workers by now, or will."""
         self.ctx.log.warning("the lease has lapsed; what is held is let go", samples=len(self._reports.held))
         self._fence()
         if self.is_registered and not self._draining:
             self._offer_again()
 
     def _fence(self) -> None:
-        """Stop generating what was assigned, and forget what has not been told."""
+        """Stop generating all assignments, and forget tokens that have not been sent."""
         self._generation.abort(sorted(self._reports.forget()))
 
     def _offer_again(self) -> None:
@@ -222,11 +264,11 @@ class RolloutWorker(RegisteredActor):
     # ------------------------------------------------------------------ commands
 
     def _admit(self, command: Command) -> bool:
-        """Whether a command is for us, and for now.
+        """Whether a command is to be obeyed now.
 
         Raises:
             StaleTerm: a newer scheduler rules; the command is dropped and counted.
-            TooManyEarlyCommands: it comes before the answer to our offer, as have too many.
+            TooManyEarlyCommands: it comes before the answer to our offer, and too many commands wait for that already.
         """
         if command.job != self._job.name:
             self.ctx.log.warning("a command of another job", job=command.job)
@@ -266,7 +308,7 @@ class RolloutWorker(RegisteredActor):
         if self._draining:
             return f"the worker is leaving ({self._draining})"
         held = len(self._reports.held)
-        if held + count > 2 * self._slots:  # credit may be exceeded by what has ended but is still on its way
+        if held + count > 2 * self._slots:  # the scheduler may count samples as ended that we still hold
             return f"{held} samples are held and {count} more offered: the worker has {self._slots} slots"
         return ""
 
@@ -293,7 +335,7 @@ class RolloutWorker(RegisteredActor):
 
     @handles(Drain)
     async def drain(self, message: Drain) -> None:
-        """Go: with notice as late as possible, else at once. The deadline holds even in a long step of the engine."""
+        """Leave: with notice as late as possible, else at once. The deadline holds even in a long engine step."""
         if message.job != self._job.name:
             return
         self._draining = self._draining or message.reason or "drained"

@@ -1,12 +1,12 @@
-"""Environment workers, and which episodes they drive.
+"""The drivers of a job's episodes: environment workers, and agents outside.
 
-    RegisterEnvironment ─▶ a lease, and those of its episodes that it goes on with
-    RenewLease ──────────▶ for another term         lapsed, Down, a later life ─▶ lost: its episodes need another driver
+    RegisterEnvironment ─▶ a lease, and the episodes that it continues
+    RenewLease ──────────▶ its lease lasts longer   lapsed, Down, a later life ─▶ lost: its episodes need another driver
 
 Invariants
-- An episode has one driver at most, and a driver at most as many as it has slots.
-- A life that another one has replaced does not come back.
-- Agents outside are one driver, without a lease: each of their episodes has a deadline of its own.
+- An episode has at most one driver, and a driver has at most as many episodes as slots.
+- A life of a worker that a later one has replaced does not come back.
+- All agents outside together are one driver, without a lease: each of their episodes has its own deadline.
 - An episode's time stands still while its job is paused (``WorkingTime``).
 """
 
@@ -22,19 +22,19 @@ from actors.scheduler.episode_rows import Key
 from transport.address import ActorAddress
 
 OUTSIDE: Final = "outside"
-"""Name of the driver that all agents outside are together; no actor is called so."""
+"""Name of the driver that stands for all agents outside; no actor has this name."""
 
 
 class WorkingTime:
-    """It is a job's clock, which stands still while the job is paused."""
+    """A job's clock, which stands still while the job is paused."""
 
     def __init__(self, now: float, *, paused: bool) -> None:
         self._now, self._paused = now, paused
         self.stood_s = 0.0
-        """Time for which it has stood still."""
+        """Seconds for which the clock has stood still."""
 
     def read(self, now: float, *, paused: bool) -> float:
-        """The working time at ``now``; the job is ``paused`` from now on, or not. Called at each change of that."""
+        """The working time at ``now``. Must be called whenever the job is ``paused`` or resumed."""
         if self._paused:
             self.stood_s += now - self._now
         self._now, self._paused = now, paused
@@ -43,7 +43,7 @@ class WorkingTime:
 
 @dataclass(slots=True)
 class Drive:
-    """An episode that is driven. Its times are working time."""
+    """Holds an episode that is driven. Its times are working time."""
 
     name: EpisodeName
     begun_s: float
@@ -54,21 +54,21 @@ class Drive:
 
 
 class Failed(NamedTuple):
-    """It says how often an episode has failed so far."""
+    """Counts how often an episode has failed so far."""
 
     times: int
-    """Failures of its environment."""
+    """Number of failures of its environment."""
     losses: int
-    """Failures of infrastructure that its driver has told of."""
+    """Number of infrastructure failures that its drivers have reported."""
     by: str
-    """Name of who drove it last."""
+    """Name of its last driver."""
     rests_until_s: float
-    """Time before which it is not begun again."""
+    """Time before which the episode is not begun again."""
 
 
 @dataclass(slots=True)
 class Driver:
-    """One life of an environment worker, or all agents outside."""
+    """Holds one life of an environment worker, or all agents outside, with the episodes that it drives."""
 
     name: str
     slots: int
@@ -76,7 +76,7 @@ class Driver:
     lease: LeaseIssuer | None = None
     driven: dict[Key, Drive] = field(default_factory=dict[Key, Drive])
     former: list[int] = field(default_factory=list[int])
-    """Incarnations of the lives that it and those before it have replaced."""
+    """Incarnations of this worker's earlier lives."""
 
     @property
     def free(self) -> int:
@@ -87,16 +87,16 @@ class Driver:
 
 
 class Drivers:
-    """It knows all drivers of a job."""
+    """Holds all drivers of a job, and which of them drives which episode."""
 
     def __init__(self, lives_kept: int) -> None:
-        """``lives_kept``: replaced lives of each worker that are remembered; older ones have long been killed."""
+        """``lives_kept``: number of earlier lives of each worker to remember; older ones have long been killed."""
         self._lives_kept = lives_kept
         self.by_name: dict[str, Driver] = {}
         self._of: dict[Key, Driver] = {}
 
     def __len__(self) -> int:
-        """Episodes that are driven."""
+        """Number of episodes that are driven."""
         return len(self._of)
 
     def __contains__(self, key: Key) -> bool:
@@ -114,9 +114,9 @@ class Drivers:
         return known is not None and address.peer.incarnation in known.former
 
     def next_life(self, address: ActorAddress, slots: int) -> Driver:
-        """Enter a life of a worker in the place of the one before, which has lost all that it drove.
+        """Enter a life of a worker in place of the one before, which loses its episodes.
 
-        A life that registers anew keeps what it drives.
+        A life that registers again keeps its episodes.
         """
         before = self.by_name.get(address.name)
         driver = Driver(address.name, slots, address)
@@ -132,7 +132,7 @@ class Drivers:
         return driver
 
     def lose(self, driver: Driver) -> list[Drive]:
-        """A driver is gone; returns what it has left behind."""
+        """Remove a driver that is gone; returns the episodes that it drove."""
         self.by_name.pop(driver.name, None)
         left = list(driver.driven.values())
         for drive in left:
@@ -145,28 +145,28 @@ class Drivers:
         self._of[key] = driver
 
     def release(self, key: Key) -> Drive | None:
-        """Nobody drives it any more."""
+        """Note that nobody drives the episode any more."""
         driver = self._of.pop(key, None)
         return None if driver is None else driver.driven.pop(key, None)
 
     def overdue(self, now: float) -> Iterator[tuple[Driver, Drive]]:
-        """Episodes whose driver has not said in time how they ended."""
+        """Episodes whose driver has not reported their end in time."""
         for driver in list(self.by_name.values()):
             for drive in [drive for drive in driver.driven.values() if now >= drive.due_s]:
                 yield driver, drive
 
     def drives(self, driver: Driver, name: EpisodeName) -> bool:
-        """Whether ``driver`` drives this life of it, and nobody else does."""
+        """Whether ``driver`` drives this life of the episode."""
         drive = driver.driven.get(Key.of(name))
         return self.of(Key.of(name)) is driver and drive is not None and drive.name == name
 
     @property
     def workers(self) -> int:
-        """Environment workers that are registered."""
+        """Number of environment workers that are registered."""
         return sum(driver.address is not None for driver in self.by_name.values())
 
     def freest(self, but: str) -> Driver | None:
-        """The worker with the most free slots, rather not the one called ``but``; None: none is free."""
+        """The worker with the most free slots, if possible not the one called ``but``; None: none is free."""
         free = [driver for driver in self.by_name.values() if driver.free > 0 and driver.address is not None]
         others = [driver for driver in free if driver.name != but]
         return max(others or free, key=lambda driver: driver.free, default=None)

@@ -1,7 +1,7 @@
-"""Columns of metrics.jsonl, and of eval.jsonl, that only jobs with episodes have.
+"""The columns of metrics.jsonl and eval.jsonl that only jobs with episodes have.
 
-Turns, contexts, marks and lives come from the ledger. Times, and what environments say of themselves, are kept here
-until the step is committed: they are for people, and a restart of the head loses those of the step under way.
+Turns, contexts, marks and lives come from the ledger. Times, and the metrics that environments report, are kept here
+until the step is committed: they are for people only, so a restart of the head may lose those of the present step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
+from actors.protocol.endings import OF_EPISODES, column
 from actors.protocol.episodes import FRESH, EpisodeEnded
 from configs.limits import Limits
 
@@ -23,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(slots=True)
 class _OfStep:
-    """It adds up what is said of a step's episodes."""
+    """Adds up the times and metrics of a step's episodes."""
 
     seconds: list[float] = field(default_factory=list[float])
     sums: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
@@ -33,14 +34,14 @@ class _OfStep:
 
 
 class EpisodeMeter:
-    """It makes the columns of a step."""
+    """Makes the columns of a step's row that describe its episodes."""
 
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
         self._ledger, self._limits = ledger, limits
         self._steps: dict[int, _OfStep] = defaultdict(_OfStep)
 
     def ended(self, news: EpisodeEnded, seconds: float | None) -> None:
-        """An episode has its reward. ``seconds``: of its last life; None: nobody knows."""
+        """Count an episode that has its reward. ``seconds``: duration of its last life; None: unknown."""
         step = self._steps[news.episode.step]
         if seconds is not None:
             step.seconds.append(seconds)
@@ -66,10 +67,14 @@ class EpisodeMeter:
             "episode_s_mean": sum(said.seconds) / len(said.seconds) if said.seconds else math.nan,
             "episode_s_max": max(said.seconds, default=math.nan),
             "environment_restarts": int(np.maximum(batch.lives - 1, 0).sum()),
+            **{
+                column(ending): float((batch.finish[rows] == ending).mean()) if len(rows) else math.nan
+                for ending in OF_EPISODES
+            },
             **said.means(),
         }
 
     def take_evaluation(self, batch: StepBatch) -> dict[str, float]:
-        """What the row of an evaluation that is over says of its episodes."""
+        """The columns of an evaluation that is over."""
         rows, said = np.flatnonzero(batch.state == SampleState.SCORED), self._steps.pop(batch.step, _OfStep())
         return {"turns_mean": float(batch.turns[rows].mean()) if len(rows) else math.nan, **said.means()}

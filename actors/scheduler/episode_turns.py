@@ -1,13 +1,13 @@
-"""What a question about a row means: the row of an episode, and a turn that is asked for, side by side.
+"""Compares a turn that is asked for with the row of its episode, and says what the question means.
 
-    TakeTurn × row ─┬─ the row holds just this there ─▶ Standing: joined while it runs, answered from the row afterwards
-                    ├─ it goes on where the row ends ─▶ NextTurn, perhaps with a cut before it
+    TakeTurn × row ─┬─ the row holds the same there ──▶ Standing: joined while it runs, answered from the row afterwards
+                    ├─ it continues the row's end ────▶ NextTurn, perhaps with a cut before it
                     ├─ no turn, no token is left ─────▶ SPENT
                     └─ anything else ─────────────────▶ a sentence that says what does not fit
 
 Invariants
 - Pure: nothing is changed here, and equal rows give equal answers.
-- A row is cut for a diverging replay, and of what stands before a turn in which the model has said nothing.
+- A row is cut for a diverging replay, or to remove the environment's tokens before a turn without a token of the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actors.protocol.tokens import FinishReason
 
 @dataclass(frozen=True)
 class Standing:
-    """The turn that is asked for has been begun: the model's tokens stand from ``start`` on."""
+    """The turn that is asked for has begun: the model's tokens are in the row from ``start`` on."""
 
     start: int
 
@@ -44,7 +44,7 @@ SPENT: Final = "spent"
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of the model that is over."""
+    """Holds a turn of the model that is over."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -53,7 +53,7 @@ class Turn:
 
 
 class EpisodeRow:
-    """It is a look at one row of a batch that is not committed."""
+    """Reads one row of a batch that is not committed, as it is now."""
 
     def __init__(self, batch: StepBatch, row: int) -> None:
         assert batch.episodes is not None, "only episodes have turns"
@@ -61,21 +61,21 @@ class EpisodeRow:
         self._tokens, self.marks = batch.held(row), batch.marks(row)
         self._waits = bool(batch.state[row] == SampleState.WAITING)
         self.whole = whole_turns(self.marks, under_way=not self._waits)
-        """Where the last whole turn ends."""
+        """Position at which the last whole turn ends."""
 
     @property
     def model_tokens_left(self) -> int:
-        """Tokens that the model may still say, behind the last whole turn."""
+        """Number of tokens that the model may still generate after the last whole turn."""
         return self._batch.sampling.max_tokens - int(np.count_nonzero(self.marks[: self.whole] >= 0))
 
     @property
     def tokens_left(self) -> int:
-        """Tokens for which the row has room, behind the last whole turn."""
+        """Number of tokens for which the row has room after the last whole turn."""
         return self._batch.width - self.whole
 
     @property
     def turns_left(self) -> int:
-        """Turns that the model may still take, behind the last whole one."""
+        """Number of turns that the model may still take after the last whole one."""
         return self._bounds.turns_max - len(turn_starts(self.marks[: self.whole]))
 
     def record(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -85,7 +85,7 @@ class EpisodeRow:
         return self._tokens[:end].copy(), logprobs[:end].copy(), self.marks[:end].copy()
 
     def place(self, ask: TakeTurn) -> Standing | NextTurn | str:
-        """What ``ask`` means here; a sentence if it contradicts what stands here, SPENT if there is no room for it."""
+        """What ``ask`` means for this row: a sentence if it contradicts the row, SPENT if there is no room for it."""
         end, length = ask.offset + len(ask.tokens), len(self.marks)
         if ask.offset < 0 or not len(ask.tokens) or ask.turn_tokens < 1:
             return f"a turn at {ask.offset} of {len(ask.tokens)} tokens, {ask.turn_tokens} to come: each is at least 1"
@@ -120,12 +120,12 @@ class EpisodeRow:
         return Turn(tokens, self._batch.held_logprobs(self._row)[at].copy(), self.marks[at].copy(), finish)
 
     def last_turn(self) -> int:
-        """Where the newest whole turn begins: it may be cut from there on."""
+        """Position where the newest whole turn begins: the row may be cut from there on."""
         others = np.flatnonzero(self.marks[: self.whole] < 0)
         return int(others[-1]) + 1 if len(others) else 0
 
     def _holds(self, ask: TakeTurn, end: int) -> bool:
-        """Whether just these tokens of the environment stand there, and the model's turn behind them."""
+        """Whether the row has exactly these tokens of the environment there, and the model's turn after them."""
         if end > len(self.marks) or not self._is_boundary(ask.offset):
             return False
         marks = self.marks[ask.offset : end]
@@ -138,7 +138,7 @@ class EpisodeRow:
         )
 
     def _is_boundary(self, offset: int) -> bool:
-        """Whether a turn of the model ends there, or the row begins, or a fresh context."""
+        """Whether a turn of the model ends at ``offset``, or the row or a fresh context begins there."""
         if offset in (0, self.whole):
             return True
         if offset > len(self.marks) or self.marks[offset - 1] < 0:

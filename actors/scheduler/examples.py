@@ -1,10 +1,10 @@
-"""Which samples of a committed step people get to read: the best, the worst, some at random, one that was dropped.
+"""Shows users some samples of a committed step: the best, the worst, some at random, one that was dropped.
 
     committed batch ─▶ choose ─▶ ShowSamples ─▶ rewards (decodes) ─▶ Samples ─▶ metrics ─▶ samples.jsonl, W&B
 
 Invariants
-- Nobody waits for it: it is told once, and what finds no reward worker is not shown.
-- Steps that follow each other within ``limits.samples_interval_s`` are not shown, so fast loops pay nothing.
+- Nobody waits for it: samples are sent once, and are not shown if there is no reward worker.
+- At most one step in ``limits.samples_interval_s`` is shown, so fast loops pay nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actors.protocol.rewards import SampleToShow, ShowSamples
 
 
 class Examples:
-    """It chooses samples and has them shown."""
+    """Chooses samples and has them shown."""
 
     def __init__(self, scope: JobScope) -> None:
         self._scope = scope
@@ -27,7 +27,7 @@ class Examples:
         self._next_s = -math.inf
 
     def show(self, batch: StepBatch) -> None:
-        """Have some samples of a step that has just been committed shown, unless the last ones are too recent."""
+        """Show some samples of a step that has just been committed, unless the last ones are too recent."""
         scope, now = self._scope, self._scope.ctx.now()
         rewards = scope.services.get("rewards")
         if not scope.job.metrics.samples or rewards is None or now < self._next_s:
@@ -37,7 +37,7 @@ class Examples:
         scope.tell(rewards, ShowSamples(job=scope.name, step=batch.step, samples=chosen))
 
     def _choose(self, batch: StepBatch) -> dict[int, str]:
-        """Row → why it was chosen."""
+        """The chosen rows, each with the reason."""
         trained = np.nonzero(batch.state == SampleState.COMMITTED)[0]
         chosen: dict[int, str] = {}
         if len(trained):

@@ -2,12 +2,12 @@
 
     all groups settled ─▶ P with spread? ─ yes ─▶ the others are dropped: no_signal, surplus ─▶ grants
                               └ no ─▶ NeedBatch(more) ─▶ BatchExtended ─▶ … ─▶ all groups settled
-                                        └ filter_batches times P prompts, or the end of the data: with what there is
+                                        └ after filter_batches · P prompts, or all data: trains the groups that it has
 
 Invariants
-- First is by prompt order, never by who has finished first, and nothing is decided before all is settled: equal rewards
-  give an equal step, whoever was slow or died. How many prompts are asked for follows from the ledger alone.
-- A decision is in the ledger, as drops; what a next life of the scheduler finds half of, it completes.
+- "First" means in prompt order, not in order of completion, and nothing is decided before all groups are settled: equal
+  rewards give an equal step, whatever was slow or died. The number of prompts asked for follows from the ledger alone.
+- A decision is in the ledger, as drops; the next life of the scheduler completes a half-entered one.
 Source: dynamic sampling of DAPO, Yu et al. 2025, section 3.2.
 """
 
@@ -26,12 +26,12 @@ from actors.protocol.job_news import NeedBatch, Trouble
 NO_SIGNAL: Final = "no_signal: all siblings have the same reward"
 SURPLUS: Final = "surplus: enough prompts before it had a signal"
 FILTERED: Final = (NO_SIGNAL, SURPLUS)
-"""Reasons of drops that are no failures."""
+"""Reasons of drops that are not failures."""
 _SCORED: Final = (SampleState.SCORED, SampleState.GRANTED)
 
 
 class SpreadFilter:
-    """It decides what a job with ``algorithm.filter: spread`` trains."""
+    """Decides which groups a job with ``algorithm.filter: spread`` trains."""
 
     def __init__(self, scope: JobScope) -> None:
         self._scope = scope
@@ -41,10 +41,10 @@ class SpreadFilter:
         self._decided = -1
         self._asked = (-1, 0, 0.0)
         self.data_ended = False
-        """There are no more prompts than have been issued."""
+        """Whether all prompts have been issued."""
 
     def decides(self, batch: StepBatch) -> bool:
-        """Whether it is known what ``batch`` trains; if not, what is lacking has been asked for."""
+        """Whether it is decided which groups ``batch`` trains; if too few have a signal, asks for more prompts."""
         if batch.committed or batch.step == self._decided:
             return True
         if not whole(batch):
@@ -63,7 +63,7 @@ class SpreadFilter:
         return True
 
     def _ask_more(self, batch: StepBatch, kept: int) -> None:
-        """As many prompts as should do, by how many had a signal so far; again after a while without answer."""
+        """Ask for as many prompts as needed at the share with a signal so far; again after a while without answer."""
         now, issued = self._scope.ctx.now(), len(batch.prompts)
         step, prompts, at_s = self._asked
         job = self._scope.services.get("job")
@@ -78,13 +78,13 @@ class SpreadFilter:
         self._scope.tell(job, need)
 
     def ask_again(self) -> None:
-        """Forget that prompts were asked for: the job, or their source, has begun to serve."""
+        """Forget that prompts were asked for, since the job, or their source, has begun to serve."""
         self._asked = (-1, 0, 0.0)
 
     def _drop(self, batch: StepBatch, which: np.ndarray, reason: str) -> None:
         rows = np.flatnonzero(np.repeat(which, batch.group_size) & (batch.state == SampleState.SCORED))
         if len(rows):
-            self._scope.journaled.apply(ev.Dropped(batch.step, rows.astype(np.int32), reason))
+            self._scope.ledger_writer.apply(ev.Dropped(batch.step, rows.astype(np.int32), reason))
 
     def _tell_short(self, batch: StepBatch, kept: int) -> None:
         why = "the data have ended" if self.data_ended else "algorithm.filter_batches allows no more"
@@ -97,13 +97,13 @@ class SpreadFilter:
 
 
 def with_spread(batch: StepBatch) -> np.ndarray:
-    """bool[P]: at least two siblings have a reward, and not all the same."""
+    """Groups (bool[P]) in which at least two siblings have a reward, and the rewards differ."""
     least, most, count = _extremes(batch)
     return (count >= 2) & (most > least)
 
 
 def equal_rewards(batch: StepBatch) -> np.ndarray:
-    """bool[P]: at least two siblings have a reward, all the same."""
+    """Groups (bool[P]) in which at least two siblings have a reward, and all rewards are equal."""
     least, most, count = _extremes(batch)
     return (count >= 2) & (most == least)
 
@@ -118,7 +118,7 @@ def _extremes(batch: StepBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def filtered_columns(batch: StepBatch) -> dict[str, float]:
-    """Columns of the row of a step that was filtered: groups that were passed over, and that were too many."""
+    """Columns of a filtered step's row: the numbers of groups that were dropped as no signal and as surplus."""
     groups = {(row // batch.group_size, reason) for row, reason in batch.drop_reasons.items()}
     found = [reason for _, reason in groups]
     return {"no_signal": found.count(NO_SIGNAL), "surplus": found.count(SURPLUS)}

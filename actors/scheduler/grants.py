@@ -1,13 +1,13 @@
-"""Scored groups to the trainer, as each becomes complete.
+"""Sends scored groups to the trainer, as each becomes complete.
 
 Invariants
-- A group is sent once all its siblings are scored or dropped; one with too few scored siblings is dropped,
-  since nothing can be learned from it: with fewer than two where siblings are compared.
-- StepGranted follows the last group of the step, once, after all of them; of a step that never comes it comes alone.
+- A group is sent once all its siblings are scored or dropped. One with too few scored siblings (fewer than two where
+  siblings are compared) is dropped, since nothing can be learned from it.
+- StepGranted follows the last group of the step, once; for a step that never comes it is sent alone.
 - A committed step is sent again exactly as it was committed, marked ``replay``.
-- What the trainer's queue does not take is not granted; it is tried again at the next tick.
-- With ``early``, scored samples of the other groups are sent beside, once for each opening. That is advice: it changes
-  nothing in the ledger, and who has not heard it misses nothing.
+- A group that the trainer's queue does not take is not granted; it is sent again at the next tick.
+- With ``scores_early``, scored samples of incomplete groups are sent too, once for each opening. That is advice: it
+  changes nothing in the ledger, and a trainer that does not get it misses nothing.
 
     OpenStep ──▶ open ──▶ pump: complete groups ──GrantGroups──▶ trainer ──(all sent)── StepGranted ──▶ trainer
                        └── the scored samples of others ──EarlySamples──▶ trainer
@@ -24,22 +24,23 @@ from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.whole_steps import complete_groups
 from actors.protocol.groups import EarlySamples, GrantGroups
 from actors.protocol.steps import StepGranted
+from actors.protocol.tokens import TOKEN
 from actors.scheduler.filtering import SpreadFilter
 from transport.address import ActorAddress
 from transport.transport import SendOutcome
 
 S = SampleState
 MESSAGE_TOKENS = 1 << 18
-"""Tokens in a message, about 3 MiB: cheap for each group, and what comes behind it is not held up."""
+"""Tokens in a message, about 3 MiB: few messages, and none so large that it holds up the next ones."""
 
 
 class Grants:
-    """It sends the trainer the groups of the one step that it consumes now."""
+    """Sends the trainer the groups of the step that it has open."""
 
     def __init__(self, scope: JobScope, fleet: Fleet, spread: SpreadFilter | None = None) -> None:
         self._scope = scope
         self._filter = spread
-        self._journaled = scope.journaled
+        self._ledger_writer = scope.ledger_writer
         self._fleet = fleet
         self.trainer: ActorAddress | None = None
         self.step = -1
@@ -48,37 +49,37 @@ class Grants:
         self._told_early = np.zeros(0, np.bool_)
 
     def open(self, step: int, trainer: ActorAddress) -> None:
-        """Start over with ``step``: grants of an earlier opening are void.
+        """Begin with ``step``; grants of an earlier opening are void.
 
         Raises:
             IllegalTransition: the step is ahead of the frontier, or its samples have been pruned.
         """
-        ledger = self._journaled.ledger
+        ledger = self._ledger_writer.ledger
         batch = ledger.batches.get(step)
         if step != ledger.trainer_step or (batch is not None and bool(np.any(batch.state == S.GRANTED))):
-            self._journaled.apply(ev.Rewound(step))
+            self._ledger_writer.apply(ev.Rewound(step))
         self.step, self.trainer = step, trainer
         self.all_sent = False
         self._sent = np.zeros(0, np.bool_)
-        self._fleet.trainer_opened(step)
+        self._fleet.mode.trainer_opened(step)
 
     def close(self) -> None:
         """Forget the trainer: the step is committed, or the trainer is gone."""
         self.trainer = None
         self.all_sent = False
-        self._fleet.trainer_opened(-1)
+        self._fleet.mode.trainer_opened(-1)
 
     def end(self) -> None:
-        """Tell the trainer that there is no such step. One who does not hear it opens the step again."""
+        """Tell the trainer that there is no such step. If the message is lost, it opens the step again."""
         if self.trainer is not None:
             self._scope.tell(
                 self.trainer, StepGranted(self._scope.name, self.step, groups=0, samples=0, dropped=0, never=True)
             )
 
     def pump(self) -> None:
-        """Send what can be sent."""
-        batch = self._journaled.ledger.batches.get(self.step)
-        if self.trainer is None or batch is None or self.all_sent or self._fleet.holds(batch):
+        """Send the groups that are complete, and at their end StepGranted."""
+        batch = self._ledger_writer.ledger.batches.get(self.step)
+        if self.trainer is None or batch is None or self.all_sent or self._fleet.mode.holds(batch):
             return
         if self._filter is not None and not self._filter.decides(batch):
             return
@@ -98,14 +99,14 @@ class Grants:
             self._send_early(batch, self.trainer)
 
     def _without_small(self, batch: StepBatch, ready: np.ndarray) -> np.ndarray:
-        """Drop the groups with too few scored siblings, return the others."""
+        """Drop the groups with too few scored siblings; returns the others."""
         scored = (batch.state.reshape(-1, batch.group_size)[ready] == S.SCORED).sum(axis=1)
         least = self._scope.job.algorithm.siblings_min
         for index in ready[scored < least].tolist():
             rows = batch.group_rows(index)
             rows = rows[batch.state[rows] == S.SCORED]
             if len(rows):
-                self._journaled.apply(ev.Dropped(batch.step, rows, f"fewer than {least} siblings have a reward"))
+                self._ledger_writer.apply(ev.Dropped(batch.step, rows, f"fewer than {least} siblings have a reward"))
             self._sent[index] = True
         return ready[scored >= least]
 
@@ -118,8 +119,8 @@ class Grants:
                 groups = _groups(self._scope.name, batch, rows.astype(np.int32))
                 if self._scope.tell(trainer, groups) is not SendOutcome.QUEUED:
                     return
-                self._journaled.apply(ev.Granted(batch.step, rows.astype(np.int32), replay=batch.committed))
-                self._fleet.trainer_given(batch, rows)
+                self._ledger_writer.apply(ev.Granted(batch.step, rows.astype(np.int32), replay=batch.committed))
+                self._fleet.mode.trainer_given(batch, rows)
             self._sent[indices] = True
 
     def _send_early(self, batch: StepBatch, trainer: ActorAddress) -> None:
@@ -149,16 +150,17 @@ def _portions(batch: StepBatch, indices: np.ndarray) -> list[np.ndarray]:
     """``indices`` in runs that fit into one message each: at least one group, at most ``MESSAGE_TOKENS`` beyond it."""
     if not len(indices):
         return []
-    return np.split(indices, _cuts(batch.length.reshape(-1, batch.group_size)[indices].sum(axis=1)))
+    tokens = batch.length.reshape(-1, batch.group_size)[indices].sum(axis=1)
+    return np.split(indices, _cuts(tokens * (1 + batch.route_bytes / TOKEN.itemsize)))
 
 
 def _cuts(tokens: np.ndarray) -> np.ndarray:
-    """Where to split what has this many tokens each, so that every part fits into one message."""
+    """Indices at which to split items of ``tokens`` tokens each, so that every part fits into one message."""
     return np.flatnonzero(np.diff(np.cumsum(tokens) // MESSAGE_TOKENS)) + 1
 
 
 def _groups(job: str, batch: StepBatch, rows: np.ndarray) -> GrantGroups:
-    ragged = batch.ragged(rows)
+    ragged = batch.ragged(rows, routes=True)
     return GrantGroups(
         job=job,
         step=batch.step,
@@ -170,6 +172,7 @@ def _groups(job: str, batch: StepBatch, rows: np.ndarray) -> GrantGroups:
         versions=ragged.versions,
         finished=batch.finish[rows],
         rewards=batch.reward[rows],
+        routes=ragged.routes,
     )
 
 
@@ -179,7 +182,7 @@ def _early_samples(job: str, batch: StepBatch, rows: np.ndarray) -> EarlySamples
 
 
 def _grouped(batch: StepBatch, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns that say whose samples ``rows`` are. Rows in increasing order."""
+    """The columns that say to which prompts and siblings ``rows`` belong. Rows in increasing order."""
     indices, sizes = np.unique(rows // batch.group_size, return_counts=True)
     prompt_ids = [batch.prompt_ids[index] for index in indices.tolist()]
     return {

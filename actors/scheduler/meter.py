@@ -1,27 +1,28 @@
-"""What a step cost and gave: the metrics of StepCommitted, from the trainer's and the ledger's figures."""
+"""Makes the metrics of StepCommitted from the trainer's and the ledger's figures."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from actors.fleet.workers import WorkerTable
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
-from actors.policies.distinct_prefixes import distinct_tokens
-from actors.policies.job_profile import slowdown, step_alone_s
-from actors.protocol.tokens import FinishReason
+from actors.policies.sharing.job_profile import slowdown, step_alone_s
+from actors.protocol.endings import CUT
 from actors.scheduler.filtering import FILTERED, filtered_columns
 from configs.data_mix import Mix
 from configs.schema import JobConfig
 
 FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
-"""Keys of metrics.jsonl that only the trainer knows; 0 where it says nothing."""
+"""Keys of metrics.jsonl that only the trainer knows; NaN where it does not report them."""
 
 
 class StepMeter:
-    """It takes the differences between one step and the next.
+    """Measures each step by the differences from the one before.
 
     Generation is cut where the step's last sample has been granted, since workers begin the next step before this
     one is committed; ``seconds`` runs from commit to commit.
@@ -42,14 +43,14 @@ class StepMeter:
     def begin(self, now: float) -> None:
         """Start the clock: the trainer has opened its first step, or the first prompts are there.
 
-        Start-up is not part of a step, so whoever comes last counts. Once a step is measured from commit to commit,
-        neither does.
+        The later of the two counts, since start-up is not part of a step. Once steps are measured from commit to
+        commit, this does nothing.
         """
         if not self._measuring:
             self._since_s = now
 
     def cut(self) -> None:
-        """Count what is generated from now on for the next step. Only the first call of a step counts."""
+        """Count tokens generated from now on for the next step. Only the first call of a step counts."""
         if self._cut is None:
             tokens = self._ledger.counters.tokens
             idle_fraction, prefills = self._workers.take_idle_fraction(), self._workers.take_prefills()
@@ -59,7 +60,7 @@ class StepMeter:
     def take(
         self, batch: StepBatch, policy_version: int, from_trainer: dict[str, float], now: float
     ) -> dict[str, float]:
-        """The row of a step that has just been committed, without the trainer's idle share if it gave none."""
+        """The row of a step that has just been committed; the trainer's idle share is 0 if it gave none."""
         counters = self._ledger.counters
         rows = np.nonzero(batch.state == SampleState.COMMITTED)[0].astype(np.int32)
         ragged = batch.ragged(rows)
@@ -77,9 +78,9 @@ class StepMeter:
             "tokens_generated": generated,
             "tokens_trained": int(said.sum()),
             "response_tokens_mean": float(said.mean()) if len(rows) else math.nan,
-            "response_tokens_max": int(said.max(initial=0)),
-            "truncated_fraction": float((batch.finish[rows] == FinishReason.LENGTH).mean()) if len(rows) else math.nan,
-            "staleness_max": batch.step - int(versions.min(initial=batch.step)),
+            "response_tokens_max": int(said.max()) if len(rows) else math.nan,
+            "truncated_fraction": float(np.isin(batch.finish[rows], CUT).mean()) if len(rows) else math.nan,
+            "staleness_max": batch.step - int(versions.min()) if len(versions) else math.nan,
             "rollout_idle_fraction": idle_fraction,
             "rows_ignored": counters.unknown_rows + counters.duplicate_rows + counters.gap_rows,
             "samples_migrated": counters.samples_migrated,
@@ -97,7 +98,7 @@ class StepMeter:
         }
         if "service_wait_s" in from_trainer:
             row["slowdown"] = _slowdown(row["seconds"], from_trainer)
-        return dict.fromkeys(FROM_TRAINER, 0.0) | {"trainer_idle_fraction": 0.0} | extra | row
+        return dict.fromkeys(FROM_TRAINER, math.nan) | {"trainer_idle_fraction": 0.0} | extra | row
 
     def _parts(self, batch: StepBatch, rows: np.ndarray) -> dict[str, float]:
         """The mean of each of several rewards; NaN where the journal has none, or no sample was trained."""
@@ -118,7 +119,7 @@ class StepMeter:
 
 
 def _slowdown(seconds: float, from_trainer: dict[str, float]) -> float:
-    """How many times as long the step took as it would have with the training service to itself."""
+    """How many times longer the step took than it would have with the training service to itself."""
     alone_s = step_alone_s(
         seconds,
         waited_s=from_trainer["service_wait_s"],
@@ -126,3 +127,22 @@ def _slowdown(seconds: float, from_trainer: dict[str, float]) -> float:
         busy_s=from_trainer.get("compute_s", 0.0),
     )
     return slowdown(seconds, alone_s)
+
+
+def distinct_tokens(prompts: Sequence[np.ndarray]) -> int:
+    """Number of tokens of these prompts (int32[any] each), if each shared prefix counts once.
+
+    That is the number of nodes of their trie: 6 for "ssaa", "ssab", "ssc".
+
+    In sorted order, a prompt adds the tokens that it does not share with the one before it.
+    """
+    ordered = sorted(
+        (np.ascontiguousarray(prompt, np.int32) for prompt in prompts), key=lambda prompt: prompt.tobytes()
+    )
+    return sum(map(len, prompts)) - sum(_shared(one, other) for one, other in pairwise(ordered))
+
+
+def _shared(one: np.ndarray, other: np.ndarray) -> int:
+    most = min(len(one), len(other))
+    differs = one[:most] != other[:most]
+    return int(differs.argmax()) if differs.any() else most

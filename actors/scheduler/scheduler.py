@@ -1,10 +1,10 @@
-"""The scheduler: one per job, in the head. It owns the ledger, and everything that happens to a sample passes it.
+"""The scheduler: one per job, in the head. It owns the ledger, and enters everything that happens to a sample.
 
-      job ─IssueBatch─▶ ┐                    ┌─▶ Fleet ──────Assign─▶ worker
-   worker ─TokenReport─▶ │  JournaledLedger             │
-  rewards ◀──Score────▶ ├─▶ apply to ledger ─┼─▶ Scoring ──finished samples──▶ rewards
-  trainer ─OpenStep───▶ │   append to journal├─▶ Grants ───complete groups───▶ trainer
-           CommitStep─▶ ┘                    └─▶ StepCommitted, NeedBatch ───▶ job
+      job ─IssueBatch──▶ ┐                        ┌─▶ Fleet ────────Assign────────▶ worker
+   worker ─TokenReport─▶ │   LedgerWriter         │
+  rewards ◀──Score─────▶ ├─▶ applies to ledger,  ─┼─▶ Scoring ──finished samples──▶ rewards
+  trainer ─OpenStep────▶ │   appends to journal   ├─▶ Grants ───complete groups───▶ trainer
+           CommitStep──▶ ┘                        └─▶ StepCommitted, NeedBatch ───▶ job
 
     who              waits for                           unblocked by
     queued sample    a ready worker with credit          WorkerVersion, TokenReport (ends), RegisterWorker, tick
@@ -13,16 +13,16 @@
     CommitStep       the disk                            journal.durable
     next batch       the staleness bound                 Committed
 
-This file is the actor: what it hears, and which of its parts that is for. The fleet (``actors/fleet``) owns the workers
+This file is the actor: it passes each message to the part that it is for. The fleet (``actors/fleet``) owns the workers
 and what they generate. The other parts, by what they own:
 
     steps      batches, commits, checkpoints, in order     scoring    questions to the reward worker
-    leases     what the trainer has of its step            services   who serves in the other roles
-    episodes   who drives each episode                     turns      what the gateway asks of them
-    meter      the row of a step in metrics.jsonl          progress   how far it is, and whom it waits for
+    grants     what the trainer has of its step            services   who serves in the other roles
+    episodes   who drives each episode                     turns      the gateway's questions about episodes
+    meter      the row of a step in metrics.jsonl          progress   how far the job is, and what it waits for
 
 Invariants
-- The ledger changes through ``JournaledLedger.apply`` only; handlers read facts from it and keep none of their own
+- The ledger changes through ``LedgerWriter.apply`` only; handlers read facts from it and keep none of their own
   that a restart would miss.
 - Commits and checkpoints are durable before anyone is told.
 - Commands carry the term; reports of an older term or an older life of a worker never enter.
@@ -40,12 +40,12 @@ from actors.fleet.departures import EndOfNotice
 from actors.fleet.fleet import Fleet
 from actors.fleet.reattachment import EndOfGrace
 from actors.fleet.returns import NoWord
-from actors.fleet.scope import JobScope
+from actors.fleet.scope import JobScope, Rows
 from actors.fleet.workers import WorkerTable
 from actors.ledger import events as ev
 from actors.ledger.journal import Journal, SqliteJournal
-from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Counters, Ledger
+from actors.ledger.ledger_writer import LedgerWriter
 from actors.protocol import episodes as ep
 from actors.protocol import workers as wk
 from actors.protocol.batches import (
@@ -75,17 +75,18 @@ from actors.scheduler.scoring import Scoring, restored
 from actors.scheduler.services import Services
 from actors.scheduler.steps import Steps
 from actors.scheduler.turns import Turns
+from configs.run_files import JOURNAL
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
 
 
 @message("scheduler.tick")
 class Tick(Message):
-    """The scheduler tells itself to look for what no message will tell."""
+    """The scheduler's message to itself to check what no other message reports, such as the time."""
 
 
 class Scheduler(Actor):
-    """It runs one job. ``journal``: a ready-made one (tests, simulations) instead of ``run_dir/journal.db``."""
+    """Runs one job. ``journal``: used instead of ``run_dir/journal.db`` (tests, simulations)."""
 
     def __init__(
         self,
@@ -95,8 +96,14 @@ class Scheduler(Actor):
         metrics: ActorAddress | None = None,
         *,
         resumed: bool = False,
+        vocabulary: int = 0,
+        route_bytes: int | None = None,
     ) -> None:
-        """``resumed``: of a run that was ended before: what its operator wanted then is void."""
+        """``resumed``: the run was ended before and goes on now, so its operator's former request to stop is void.
+        ``vocabulary``: number of token ids that the model has; 0: not known. ``route_bytes``: bytes of a token's
+        experts, None: not known.
+        """
+        self._vocabulary, self._route_bytes = vocabulary, route_bytes
         self._job = job
         self._resumed = resumed
         self._run_dir = run_dir
@@ -106,44 +113,45 @@ class Scheduler(Actor):
         self._ledger = Ledger()
         self._services: dict[str, ActorAddress] = {}
         self.begun = False
-        """Whether what it has begun with is durable."""
+        """Whether the journal is read, this term's opening is durable, and the parts are made."""
 
     # ------------------------------------------------------------ life
 
     async def on_start(self) -> None:
         journal = self._given_journal
         if journal is None:
-            path = self._run_dir / "journal.db"
+            path = self._run_dir / JOURNAL
             journal = await self.ctx.run_blocking(SqliteJournal, path, self._job.name, self._job.limits)
         floor, events = await self.ctx.run_blocking(journal.read)
         self._journal = journal
         self._ledger = ledger = Ledger(floor)
         ledger.restore(events)
-        self._journaled = JournaledLedger(ledger, journal)
+        self._ledger_writer = LedgerWriter(ledger, journal)
         taken_over_s = self.ctx.now() if ledger.term else None
-        self._journaled.apply(ev.Opened(ledger.term + 1))
+        self._ledger_writer.apply(ev.Opened(ledger.term + 1))
         if self._resumed and (ledger.stopping or ledger.ended):
-            self._journaled.apply(ev.Stopping(False))
+            self._ledger_writer.apply(ev.Stopping(False))
         await journal.durable()
         self._make_parts()
         if taken_over_s is not None:
             self._fleet.recoveries.lost("head", taken_over_s)
-        self._scoring.add(restored(self._journaled))
+        self._scoring.add(restored(self._ledger_writer))
         self._scope.event("scheduler_opened", term=ledger.term, committed_steps=ledger.committed_steps)
         self.ctx.send_after(self._job.limits.scheduler_tick_s, Tick())
 
     def _make_parts(self) -> None:
-        ctx, job, journaled = self.ctx, self._job, self._journaled
-        self._scope = scope = JobScope(ctx, job, journaled, self._workers, self._services, self._metrics, self.assign)
+        ctx, job, ledger_writer = self.ctx, self._job, self._ledger_writer
+        self._scope = scope = JobScope(
+            ctx, job, ledger_writer, self._workers, self._services, self._metrics, self.assign
+        )
         self._meter = StepMeter(self._ledger, self._workers, ctx.now(), self._job)
-        self._scoring = Scoring(scope, self._on_settled)
-        self._fleet = fleet = Fleet(scope, self._scoring.finished, self._on_settled)
+        self._scoring = Scoring(scope, self.settled)
+        self._fleet = fleet = Fleet(scope, self, self._vocabulary, self._route_bytes)
         spread = SpreadFilter(scope) if job.algorithm.filter == "spread" else None
         self._grants = Grants(scope, fleet, spread)
-        rows = EpisodeRows(scope, fleet)
-        self._turns, self._episodes = Turns(scope, rows), Episodes(scope, fleet, rows, self._on_settled)
-        self._steps = Steps(scope, fleet, self._grants, self._meter, self._episodes.committed, spread)
-        self._steps.evaluations.of_episodes = self._episodes.evaluated
+        self._episode_rows = rows = EpisodeRows(scope, fleet)
+        self._turns, self._episodes = Turns(scope, rows), Episodes(scope, fleet, rows, self.settled)
+        self._steps = Steps(scope, fleet, self._grants, self._meter, self._episodes, spread)
         self._registry = Services(scope, fleet, self._scoring, self._grants, self._steps)
         self._progress = ProgressReport(scope, fleet, self._grants, self._steps)
         self.begun = True
@@ -153,15 +161,15 @@ class Scheduler(Actor):
 
     @handles(Tick)
     async def tick(self, _: Tick) -> None:
-        """Retry what was refused for lack of room, and what depends on time alone."""
+        """Retry sends that were refused for lack of room, and do what depends on time alone."""
         self.ctx.send_after(self._job.limits.scheduler_tick_s, Tick())
         self._progress.look()
         self._fleet.tick(self.ctx.now())
         self._episodes.tick(self.ctx.now())
-        self._steps.look(self.ctx.now())
+        self._steps.look(self.ctx.now(), self._progress.reason)
         self.need_batch()
         self.assign()
-        self.lease()
+        self.grant()
         self._scoring.pump()
 
     # ------------------------------------------------------------ the flow
@@ -170,8 +178,8 @@ class Scheduler(Actor):
         self._fleet.assign()
         self._episodes.pump()
 
-    def lease(self) -> None:
-        """Send the trainer what is complete."""
+    def grant(self) -> None:
+        """Send the trainer the groups that are complete."""
         self._grants.pump()
         if self._grants.all_sent:
             self._meter.cut()
@@ -182,12 +190,23 @@ class Scheduler(Actor):
         """Ask the job for the next batch, if one may be issued."""
         self._steps.need_batch()
 
-    def _on_settled(self, step: int) -> None:
+    # ------------------------------------------------------------ as the owner of its fleet
+
+    def finished(self, rows: Rows) -> None:
+        self._scoring.finished(rows)
+
+    def turns_over(self, rows: Rows) -> None:
+        self._episode_rows.turns_over(rows)
+
+    def settled(self, step: int) -> None:
         self._episodes.dropped(step)
         if is_evaluation(step):
             self._steps.evaluations.settled(step)
         elif step == self._grants.step:
-            self.lease()
+            self.grant()
+
+    def held_back(self) -> int | None:
+        return self._steps.evaluations.held_back()
 
     # ------------------------------------------------------------ job
 
@@ -195,17 +214,17 @@ class Scheduler(Actor):
     async def issue_batch(self, batch: IssueBatch) -> BatchIssued:
         if self._steps.issue(batch):
             if not is_evaluation(batch.step):
-                self._fleet.issued(batch)
+                self._fleet.mode.issued(batch)
                 self._fleet.ask_ranker([self._ledger.batches[batch.step]])
             self.assign()
-            self.lease()
+            self.grant()
             self.need_batch()
         return BatchIssued(job=self._job.name, step=batch.step)
 
     @handles(DataEnded)
     async def data_ended(self, news: DataEnded) -> Acknowledged:
         self._steps.data_ended(news.step, news.failed)
-        self.lease()
+        self.grant()
         return Acknowledged()
 
     @handles(GiveUpEvaluation)
@@ -215,7 +234,7 @@ class Scheduler(Actor):
 
     @handles(SetPaused)
     async def set_paused(self, order: SetPaused) -> Acknowledged:
-        self._journaled.apply(ev.Paused(order.paused))
+        self._ledger_writer.apply(ev.Paused(order.paused))
         await self._journal.durable()
         self.assign()
         return Acknowledged()
@@ -223,9 +242,9 @@ class Scheduler(Actor):
     @handles(RequestCheckpoint)
     async def request_checkpoint(self, order: RequestCheckpoint) -> Acknowledged:
         if order.stop:
-            self._journaled.apply(ev.Stopping(True))
+            self._ledger_writer.apply(ev.Stopping(True))
             if self._ledger.paused:  # the step under way has to end before there can be a checkpoint
-                self._journaled.apply(ev.Paused(False))
+                self._ledger_writer.apply(ev.Paused(False))
             await self._journal.durable()
             self.assign()
         self._steps.request_checkpoint()
@@ -254,17 +273,17 @@ class Scheduler(Actor):
     @handles(wk.WorkerVersion)
     async def worker_version(self, news: wk.WorkerVersion) -> None:
         if self._fleet.serves(news):
-            self.lease()
+            self.grant()
 
     @handles(wk.WorkerAsleep)
     async def worker_asleep(self, news: wk.WorkerAsleep) -> None:
         if self._fleet.asleep(news):
-            self.lease()
+            self.grant()
 
     @handles(TokenReport)
     @batched
     async def token_report(self, batch: list[Delivery]) -> None:
-        await self._fleet.inflow.take_in_turns(batch)
+        await self._fleet.inflow.take_in_portions(batch)
 
     @handles(wk.AssignmentsFailed)
     async def assignments_failed(self, news: wk.AssignmentsFailed) -> None:
@@ -300,6 +319,8 @@ class Scheduler(Actor):
     async def register_service(self, offer: RegisterService) -> Acknowledged:
         self._scope.check_job(offer.job)
         self._registry.register(offer, self.ctx.sender_process)
+        if offer.moved:
+            await self._episodes.gateway_moved()
         return Acknowledged()
 
     @handles(LookupService)
@@ -360,7 +381,7 @@ class Scheduler(Actor):
     async def open_step(self, order: OpenStep) -> Acknowledged:
         self._scope.check_job(order.job)
         await self._steps.open(order)
-        self.lease()
+        self.grant()
         return Acknowledged()
 
     @handles(CommitStep)
@@ -375,23 +396,22 @@ class Scheduler(Actor):
         await self._steps.checkpoint_taken(news)
         return Acknowledged()
 
-    # ------------------------------------------------------------ for those who look from outside
+    # ------------------------------------------------------------ views for tests and the head
 
     def credit(self) -> list[tuple[str, PeerId, int, int]]:
-        """Worker, its process, samples that it is counted with, and that the ledger says it holds: always equal."""
+        """(worker, its process, its samples by the worker table, and by the ledger); both numbers are always equal."""
         workers = self._workers.by_name.values()
         return [(w.name, w.address.peer, w.in_flight, len(self._ledger.in_flight(w.name))) for w in workers]
 
     def leases(self) -> list[tuple[PeerId, float]]:
-        """Each worker's process, and the loop time at which its lease ends unless it is renewed."""
+        """(a worker's process, the loop time at which its lease ends unless it is renewed), for all workers."""
         workers = [(w.address.peer, w.lease.expires_s) for w in self._workers.by_name.values() if w.lease is not None]
         return workers + (self._episodes.leases() if self.begun else [])
 
     def progress_now(self) -> Progress | None:
-        """What QueryProgress is answered, without waiting for a turn behind tokens; None until the journal is read."""
+        """The answer to QueryProgress, without waiting in the mailbox behind tokens; None until the journal is read."""
         return self._progress.make() if self.begun else None
 
     @property
     def counters(self) -> Counters:
-        """The counters of the ledger."""
         return self._ledger.counters

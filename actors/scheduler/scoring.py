@@ -1,13 +1,13 @@
-"""Finished samples to the reward worker, and its verdicts to the ledger.
+"""Sends finished samples to the reward worker, and enters its verdicts into the ledger.
 
 Invariants
-- A sample without a verdict never gets a reward: it is asked again, or dropped with the reason.
-- At most ``score_requests`` questions are open; when the reward worker is slow, requests grow, not their number.
-- A reward worker that dies costs nothing but time: its samples wait for its next life.
+- A sample without a verdict never gets a reward: it is sent again, or dropped with the reason.
+- At most ``score_requests`` questions are open; when the reward worker is slow, they become larger, not more.
+- The death of a reward worker costs only time: its samples wait for its next life.
 
     finished ──add──▶ pending ──pump──▶ Score ask ──▶ verdicts ──┬─ reward ─────────────▶ Scored
-                         ▲                                       ├─ no result, again ───▶ pending
-                         └── ask failed: after a pause ──────────┴─ else ───────────────▶ Dropped(reason)
+                         ▲                  │                    ├─ no result, again ───▶ pending
+                         └── a pause ◀──────┘ no answer          └─ else ───────────────▶ Dropped(reason)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition
-from actors.ledger.journaled_ledger import JournaledLedger
+from actors.ledger.ledger_writer import LedgerWriter
 from actors.protocol.evaluations import is_evaluation, name_of_batch
 from actors.protocol.failures import FailureKind
 from actors.protocol.rewards import PromptResponses, Response, Score, Scored, Verdict
@@ -30,48 +30,48 @@ from transport.address import ActorAddress
 
 
 class Scoring:
-    """It has samples scored. ``settled(step)`` is called after samples of that step were scored or dropped."""
+    """Has samples scored. ``settled(step)`` is called after samples of that step were scored or dropped."""
 
     def __init__(self, scope: JobScope, settled: Callable[[int], None]) -> None:
         self._ctx = scope.ctx
         self._job = scope.job
         self._limits = scope.limits
-        self._journaled = scope.journaled
+        self._ledger_writer = scope.ledger_writer
         self._settled = settled
         self._pending: dict[int, np.ndarray] = {}
         self._tries: dict[tuple[int, int], int] = {}
         self.rewards: ActorAddress | None = None
         self.requests = 0
         self._asked = 0
-        """Samples whose verdicts are being waited for."""
+        """Number of samples whose verdicts are awaited."""
         longest = max(scope.job.rollout.max_tokens, scope.job.evaluation.rollout.max_tokens)
-        fit = scope.limits.message_max_bytes // (8 * longest)  # 4 bytes a token, and the rest
+        fit = scope.limits.message_max_bytes // (8 * longest)  # 4 bytes a token, and as much for the rest
         self._samples_max = max(1, min(scope.limits.score_batch_samples, fit))
         self._lingering = False
         self._scope = scope
         self._parts = len(scope.job.reward.parts)
         self._failing_since_s: float | None = None
-        """Time of the first question that got no answer, since one last got it."""
+        """Time of the first unanswered question since the last answer; None: the last question was answered."""
         self._told_of_drop = False
 
     @property
     def waiting(self) -> int:
-        """Finished samples that nobody has been asked about."""
+        """Number of finished samples that have not been sent to the reward worker."""
         return sum(len(rows) for rows in self._pending.values())
 
     def add(self, finished: dict[int, np.ndarray]) -> None:
-        """Step → rows to be scored."""
+        """Queue rows to be scored, by step."""
         for step, rows in finished.items():
             before = self._pending.get(step)
             self._pending[step] = rows if before is None else np.concatenate([before, rows])
 
     def finished(self, rows: dict[int, np.ndarray]) -> None:
-        """Step → rows that have just ended."""
+        """Queue rows that have just ended, by step, and ask soon."""
         self.add(rows)
         self.pump_soon()
 
     def pump_soon(self) -> None:
-        """Ask at once if no other sample is being generated, else after ``score_linger_s``, with what there is then."""
+        """Ask at once if no more samples are to come, else after ``score_linger_s``, for all that have come by then."""
         if not self._more_to_come():
             self.pump()
         elif not self._lingering:
@@ -79,8 +79,8 @@ class Scoring:
             self._ctx.start_task(self._linger(), "score soon")
 
     def _more_to_come(self) -> bool:
-        """Whether the oldest step that waits for verdicts still has samples that are being generated."""
-        return bool(self._pending) and self._journaled.ledger.batches[self._first()].generating
+        """Whether samples of the oldest step that waits for verdicts are still being generated."""
+        return bool(self._pending) and self._ledger_writer.ledger.batches[self._first()].generating
 
     def _first(self) -> int:
         """The oldest step that waits for verdicts; an evaluation only if no step does."""
@@ -92,12 +92,12 @@ class Scoring:
         self.pump()
 
     def serve(self, address: ActorAddress | None) -> None:
-        """Who scores from now on; None: nobody."""
+        """Have the reward worker at ``address`` score from now on; None: there is none."""
         self.rewards = address
         self.pump()
 
     def pump(self) -> None:
-        """Ask as much as may be asked, oldest step first, evaluations last."""
+        """Send as many questions as may be open, oldest step first, evaluations last."""
         limits = self._limits
         while self.rewards is not None and self._pending and self.requests < limits.score_requests:
             step = self._first()
@@ -109,8 +109,8 @@ class Scoring:
             self._ctx.start_task(self._ask(step, rows, self.rewards), f"score {name_of_batch(step)}")
 
     async def _ask(self, step: int, rows: np.ndarray, rewards: ActorAddress) -> None:
-        batch = self._journaled.ledger.batches[step]
-        self._asked += len(rows)  # those before them come first, and each may be tried twice before it is given up
+        batch = self._ledger_writer.ledger.batches[step]
+        self._asked += len(rows)  # all earlier ones are scored first, and each sample may be tried twice
         timeout_s = 2 * self._job.reward.timeout_s * self._asked + self._limits.ask_timeout_s
         try:
             question = Score(job=self._job.name, step=step, items=_items(batch, rows))
@@ -133,7 +133,7 @@ class Scoring:
         self.pump_soon()
 
     def _note_silence(self, samples: int, why: str) -> None:
-        """Tell people once it lasts: a reward worker that is being started again is soon back."""
+        """Tell users if the silence lasts: a reward worker that is being restarted is soon back."""
         now = self._ctx.now()
         if self._failing_since_s is None:
             self._failing_since_s = now
@@ -142,15 +142,15 @@ class Scoring:
             self._scope.trouble("reward_worker_silent", text)
 
     async def _again(self, step: int, rows: np.ndarray, why: str) -> None:
-        """Count a try: the reward worker raised, so it is its bug or this input's."""
+        """Count a try, since the reward worker raised: the cause may be its bug or these samples."""
         self._ctx.log.warning("the reward worker failed", step=step, samples=len(rows), why=why)
         self._scope.trouble("reward_worker_failed", f"the reward worker could not score {len(rows)} samples: {why}")
         await self._ctx.sleep(self._limits.backoff_first_s)
-        self._retry_or_drop(self._journaled.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
+        self._retry_or_drop(self._ledger_writer.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
         self._settled(step)
 
     def _take(self, batch: StepBatch, rows: np.ndarray, verdicts: list[Verdict]) -> list[int]:
-        """Enter the verdicts; returns the rows whose scorer's machine failed, to be asked again after a pause."""
+        """Enter the verdicts; returns the rows with an infrastructure failure, to be sent again after a pause."""
         if self._take_all(batch, rows, verdicts):
             return []
         later: list[int] = []
@@ -179,7 +179,7 @@ class Scoring:
         return later
 
     def _take_all(self, batch: StepBatch, rows: np.ndarray, verdicts: list[Verdict]) -> bool:
-        """The common case, in columns: a reward for each of ``rows``. False: look at them one by one."""
+        """Enter the common case in columns: a reward for each of ``rows``. False: nothing entered, check one by one."""
         if len(verdicts) != len(rows) or not all(map(self._is_whole, verdicts)):
             return False
         prompts = np.fromiter((verdict.prompt for verdict in verdicts), np.int64, len(rows))
@@ -195,7 +195,7 @@ class Scoring:
         return True
 
     def _is_whole(self, verdict: Verdict) -> bool:
-        """Whether it is a reward, and each of several is there: a sum without one of them is none."""
+        """Whether the verdict has a finite reward and all of its parts: a sum that lacks one is no reward."""
         if verdict.reward is None or len(verdict.parts) != self._parts:
             return False
         return math.isfinite(verdict.reward) and all(map(math.isfinite, verdict.parts))
@@ -219,25 +219,26 @@ class Scoring:
 
     def _drop(self, batch: StepBatch, rows: list[int], reason: str) -> None:
         self._scope.event("samples_dropped", step=batch.step, samples=len(rows), why=reason)
-        if not self._told_of_drop:  # at once; how many there are is told with each step
+        if not self._told_of_drop:  # the first one at once; their number is reported with each step
             self._told_of_drop = True
-            tries = self._limits.score_retries + 1
-            why = reason.removeprefix(f"{FailureKind.NO_RESULT}: ")
-            self._scope.trouble("first_without_verdict", f"a sample got no verdict in {tries} tries: {why}")
+            kind, _, why = reason.partition(": ")
+            tries = self._limits.score_retries + 1 if kind == FailureKind.NO_RESULT else 1
+            said = f"a sample got no verdict in {tries} {'try' if tries == 1 else 'tries'}: {why}"
+            self._scope.trouble("first_without_verdict", said)
         self._enter(ev.Dropped(batch.step, np.array(rows, np.int32), reason))
 
     def _enter(self, event: ev.Scored | ev.Dropped) -> None:
-        """Apply the event; these samples are not asked about again, so their tries are forgotten."""
-        self._journaled.apply(event)
+        """Apply the event, and forget the samples' tries, since they are not sent again."""
+        self._ledger_writer.apply(event)
         if self._tries:
             for row in event.rows.tolist():
                 self._tries.pop((event.step, row), None)
 
 
-def restored(journaled: JournaledLedger) -> dict[int, np.ndarray]:
-    """Step → rows that were finished, and not yet scored, when the journal was read."""
+def restored(ledger_writer: LedgerWriter) -> dict[int, np.ndarray]:
+    """Step → rows that were finished and not yet scored when the journal was read."""
     found: dict[int, np.ndarray] = {}
-    for step, batch in journaled.ledger.batches.items():
+    for step, batch in ledger_writer.ledger.batches.items():
         rows = np.nonzero(batch.state == SampleState.FINISHED)[0].astype(np.int32)
         if len(rows):
             found[step] = rows

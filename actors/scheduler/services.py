@@ -1,12 +1,12 @@
-"""Who serves the job in each role that there is one of: trainer, weights, rewards, prompts, ranker, job, and each rank.
+"""The address that serves each role of which a job has one: trainer, weights, rewards, prompts, ranker, job, each rank.
 
     RegisterService ─▶ watched ─▶ whoever waits for that role is told     Down ─▶ nobody serves, until the next life
     LookupService ───▶ who serves now
 
 Invariants
-- One address a role, that of the newest life that has registered.
-- A rank speaks for itself alone, from a machine on which the job may have it (``cluster.place_replicas``).
-- Who follows is no service of the job: its leader's restarts are told, not its own.
+- One address per role, that of the newest life that has registered.
+- A rank registers only itself, from a machine on which the job may have it (``JobConfig.ranks_here``).
+- A rank that follows a leader is no service of the job: only its leader's restarts are reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from actors.core.senders import HEAD, SenderKind, sender_of
 from actors.core.watch import Down, Gone
 from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
-from actors.ledger.errors import NotAccepted
+from actors.protocol.failures import NotAccepted
 from actors.protocol.services import RegisterService
 from actors.scheduler.grants import Grants
 from actors.scheduler.scoring import Scoring
@@ -25,7 +25,7 @@ from transport.address import ActorAddress, PeerId
 
 
 class Services:
-    """It keeps ``scope.services``, the table that others read."""
+    """The services are kept in ``scope.services``, a table that others read and only this class writes."""
 
     def __init__(self, scope: JobScope, fleet: Fleet, scoring: Scoring, grants: Grants, steps: Steps) -> None:
         self._scope = scope
@@ -36,7 +36,7 @@ class Services:
 
     def register(self, offer: RegisterService, sender: PeerId | None) -> None:
         """Raises:
-        NotAccepted: a rank offers somebody else.
+        NotAccepted: a rank registers another process than itself, or runs on the wrong machine.
         """
         scope, role = self._scope, offer.role
         is_rank = follows(role)
@@ -66,7 +66,7 @@ class Services:
             self._fleet.ask_ranker(scope.ledger.batches.values())
 
     def down(self, news: Down) -> None:
-        """Whoever is at that address serves no longer."""
+        """Remove from the table the actor that has ended."""
         scope = self._scope
         for role, address in list(scope.services.items()):
             if _same_life(address, news.address):

@@ -1,14 +1,15 @@
-"""Steps in order: a batch is asked for, the trainer opens it, commits it, and goes on or stops.
+"""Takes a job through its steps: a batch is asked for, the trainer opens the step, commits it, and goes on or stops.
 
-    NeedBatch ─▶ job ─IssueBatch─▶ issued ─OpenStep─▶ granted ─CommitStep─▶ applied ─▶ durable ─▶ StepCommitted ─▶ job
-                                                                                              └▶ Committed ────▶ trainer
+    NeedBatch ─▶ job ─IssueBatch─▶ issued ─OpenStep─▶ granted ─CommitStep─▶ APPLIED ─▶ STORED ─▶ StepCommitted ─▶ job
+                                                                                      TOLD └▶ Committed ──────▶ trainer
 
 Invariants
 - Commits and checkpoints are durable before anyone is told.
 - One commit at a time, and none while a step is being opened. A repeat gets the same answer and changes nothing.
-- What is applied is told to everybody, also if the trainer that has asked for it dies before it is on disk.
-- The job gets a row of every committed step: one that it may have missed, as a life ended in between, is sent again.
-  So is the news that it is over.
+- A commit that is applied is announced, even if the trainer that asked for it dies before it is on disk: once applied,
+  it is a task of its own.
+- The job gets a row of every committed step: one that it may have missed because a life ended is sent again. So is the
+  news that the job is over.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 import numpy as np
@@ -24,23 +27,59 @@ from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
 from actors.ledger.batch import IN_FLIGHT, SampleState, StepBatch
-from actors.ledger.errors import IllegalTransition, NotAccepted
+from actors.ledger.errors import IllegalTransition
 from actors.protocol.batches import IssueBatch
 from actors.protocol.evaluations import is_evaluation
+from actors.protocol.failures import NotAccepted
 from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
+from actors.scheduler.episodes import Episodes
 from actors.scheduler.evaluations import Evaluations
 from actors.scheduler.examples import Examples
 from actors.scheduler.filtering import FILTERED, SpreadFilter
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 
-Row = dict[str, float]
 _TO_GENERATE: Final = (SampleState.QUEUED, *IN_FLIGHT, SampleState.WAITING)
+_UNSETTLED: Final = (*_TO_GENERATE, SampleState.FINISHED)
+
+
+class CommitState(Enum):
+    """Says how far a commit has come. A refused commit has no state, since it changes nothing."""
+
+    APPLIED = "applied"
+    """The ledger has the commit; the disk does not yet."""
+    STORED = "stored"
+    """The disk has the commit, which is now announced."""
+    TOLD = "told"
+    """The next step may be opened or committed."""
+    FAILED = "failed"
+    """The disk has not confirmed the commit: the next life of the scheduler may find it there, or not."""
+
+
+@dataclass(slots=True)
+class _Commit:
+    """Holds one commit, from when it is applied until it is announced."""
+
+    order: CommitStep
+    batch: StepBatch
+    replay: bool
+    """Whether the step was committed before."""
+    state: CommitState = CommitState.APPLIED
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Event that is set at the end."""
+
+    @property
+    def under_way(self) -> bool:
+        return self.state in (CommitState.APPLIED, CommitState.STORED)
+
+    def end(self, state: CommitState) -> None:
+        self.state = state
+        self.over.set()
 
 
 class Steps:
-    """It takes a job from step to step."""
+    """Takes a job from step to step."""
 
     def __init__(
         self,
@@ -48,36 +87,41 @@ class Steps:
         fleet: Fleet,
         grants: Grants,
         meter: StepMeter,
-        further: Callable[[StepBatch], Row],
+        episodes: Episodes,
         spread: SpreadFilter | None = None,
     ) -> None:
-        """``further``: columns of a committed step, besides those of meter and fleet."""
         self._scope = scope
-        self._further = further
+        self._episodes = episodes
         self._filter = spread
-        self.evaluations = Evaluations(scope, fleet.versions, lambda: self.count)
-        self.evaluations.ended = self._tell_end
-        self._journal = scope.journaled.journal
+        self.evaluations = Evaluations(
+            scope, fleet.versions, lambda: self.count, ended=self._tell_end, of_episodes=episodes.evaluated
+        )
+        self._journal = scope.ledger_writer.journal
         self._fleet = fleet
         self._grants = grants
         self._meter = meter
         self._examples = Examples(scope)
         self.count = 0 if scope.job.only_evaluates else scope.job.steps
-        """Number of steps; fewer than the job says once its data has ended."""
+        """Number of steps; fewer than the job file says if its data has ended."""
         self._failed = ""
-        """Reason why the data ended, if they should not have."""
+        """Reason why the data ended too early; empty if they did not."""
         self._checkpoint_requested = -1
         """Number of committed steps when a checkpoint was last asked for; -1: none is wanted."""
-        self._committing = asyncio.Lock()
+        self._commit: _Commit | None = None
+        """The newest commit of this life."""
+        self._queue = asyncio.Lock()
+        """Lock that the first waiter for the end of ``_commit`` holds, so that waiters are served in order."""
         self._next_known = asyncio.Event()
         """Event that is set when a batch is issued, or when it is known that none will be."""
         self._asked_batch = (-1, 0.0)
         self._told_step = -1
-        """Newest committed step whose row this life has told the job."""
+        """Newest committed step whose row this life has sent to the job."""
         self._without_workers_s: float | None = None
-        """Since when the job is to stop, and nobody generates what its step lacks; None: that is not so."""
+        """Time since which the job is to stop and no worker generates what its step lacks; None: that is not so."""
+        self._moved: tuple[tuple[int, ...], float] = ((), 0.0)
+        """How far the step of a job that is to stop has come, and since when it stands there."""
         self._stranded = False
-        """True once the step under way is given up for that."""
+        """Whether the step under way was given up, since nobody seemed to finish it."""
         self._untold: list[StepCommitted] = []
         """News that the job is told as soon as it has registered."""
 
@@ -87,7 +131,7 @@ class Steps:
         """Enter a batch; False if it has been entered before.
 
         Raises:
-            NotAccepted: it does not fit those before it.
+            NotAccepted: the batch does not fit those before it.
         """
         ledger = self._scope.ledger
         if is_evaluation(batch.step):
@@ -96,7 +140,7 @@ class Steps:
             return self._extend(batch)
         waited_for = ledger.issued_steps == ledger.committed_steps
         try:
-            self._scope.journaled.apply(_batch_event(batch))
+            self._scope.ledger_writer.apply(_batch_event(batch))
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
         if waited_for:
@@ -115,7 +159,7 @@ class Steps:
             event.step, event.prompts, event.prompt_lengths, event.prompt_ids, event.contexts
         )  # fmt: skip
         try:
-            self._scope.journaled.apply(extended)
+            self._scope.ledger_writer.apply(extended)
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
         return True
@@ -123,15 +167,15 @@ class Steps:
     def need_batch(self) -> None:
         """Ask the job for the next batch: up to the staleness bound, and one step of look-ahead.
 
-        A step that is with the trainer counts as done, so that prompts are read while it trains and not when it has
-        committed, which is when everybody else has work.
+        A step whose groups are all with the trainer counts as done, so that prompts are read while it trains, and not
+        after its commit, when workers already wait for them.
         """
         self.evaluations.look()
         ledger, now = self._scope.ledger, self._scope.ctx.now()
         job, step = self._scope.services.get("job"), ledger.issued_steps
         done = ledger.committed_steps + self._grants.all_sent
         ahead = self._scope.job.staleness + 1
-        if self._filter is not None:  # its prompts begin behind those of the step before, which must be known
+        if self._filter is not None:  # a step's prompts follow those of the step before, whose number must be known
             ahead = -1 if self._grants.all_sent and self._grants.step < ledger.committed_steps else 0
         last = min(done + ahead, self.count - 1)
         if job is None or step > last or ledger.stopping:
@@ -143,7 +187,7 @@ class Steps:
             self._scope.tell(job, NeedBatch(job=self._scope.name, step=step, start=start))
 
     def data_ended(self, step: int, failed: str) -> None:
-        """There is no batch for ``step``."""
+        """Note that there is no batch for ``step``. ``failed``: why not, if there should be one."""
         self.count = min(self.count, step)
         self._failed = failed
         if self._filter is not None:
@@ -154,7 +198,7 @@ class Steps:
     def request_checkpoint(self) -> None:
         """Have a checkpoint taken with the next commit, which is the last one if the job is stopping.
 
-        One that is stopped while its last version is evaluated has its checkpoint, and ends without.
+        A job that is stopped while its last version is evaluated has its checkpoint already, and ends at once.
         """
         self._checkpoint_requested = self._scope.ledger.committed_steps
         self._next_known.set()
@@ -162,30 +206,50 @@ class Steps:
         self._tell_end()
 
     def _end_if_never(self) -> None:
-        """Tell a trainer that has opened a step which will never come: it must not wait for it."""
+        """Tell the trainer if the step that it has opened will never come, so that it does not wait."""
         ledger, step = self._scope.ledger, self._grants.step
         if step >= self.count or (ledger.stopping and (step not in ledger.batches or self._stranded)):
             self._grants.end()
 
-    def look(self, now: float) -> None:
-        """A job that is to stop ends with its step, but does not wait for workers that it does not have.
+    def look(self, now: float, waiting_for: Callable[[int], str]) -> None:
+        """Give up the step under way if the job is to stop, and nobody seems to finish the step.
 
-        What has been generated of the step is in the journal: a resumed run goes on with it.
+        That is so if there have been no workers for ``stop_without_workers_s``, or if for ``stop_silence_s`` no sample
+        of the step has got a token or an end: an agent, an environment or a judge hangs or is away. Its tokens are in
+        the journal: a resumed run continues the step. ``waiting_for``: says for what or whom a step waits.
         """
-        ledger = self._scope.ledger
+        ledger, limits = self._scope.ledger, self._scope.limits
         batch = ledger.batches.get(self._grants.step)
-        lacking = batch is not None and not batch.committed and bool(np.isin(batch.state, _TO_GENERATE).any())
-        if not (ledger.stopping and lacking) or self._scope.workers.by_name:
+        if batch is None or batch.committed or not ledger.stopping:
+            self._without_workers_s, self._moved = None, ((), now)
+            return
+        lacks_tokens = bool(np.isin(batch.state, _TO_GENERATE).any())
+        if not lacks_tokens or self._scope.workers.by_name:
             self._without_workers_s = None
         elif self._without_workers_s is None:
             self._without_workers_s = now
-        elif now - self._without_workers_s >= self._scope.limits.stop_without_workers_s and not self._stranded:
-            self._stranded = True
-            self._scope.event("stopped_without_workers", step=self._grants.step)
-            self._end_if_never()
+        so_far = (batch.step, len(batch), int(batch.length.sum()), int(np.isin(batch.state, _UNSETTLED).sum()))
+        if so_far != self._moved[0] or self._grants.all_sent or self._grants.trainer is None:
+            self._moved = (so_far, now)
+        if self._without_workers_s is not None and now - self._without_workers_s >= limits.stop_without_workers_s:
+            self._strand("stopped_without_workers", "")
+        elif now - self._moved[1] >= limits.stop_silence_s:
+            self._strand("stopped_in_silence", waiting_for(batch.step))
+
+    def _strand(self, event: str, waited_for: str) -> None:
+        if self._stranded:
+            return
+        self._stranded, step = True, self._grants.step
+        if waited_for:
+            self._scope.event(event, step=step, waited_for=waited_for)
+            left = f"step {step} is left as it is in the journal, and a resumed run goes on with it"
+            self._scope.trouble(event, f"the job is to stop, and waited for {waited_for}: {left}")
+        else:
+            self._scope.event(event, step=step)
+        self._end_if_never()
 
     def job_registered(self) -> None:
-        """Tell it what it has missed, and ask it anew for what it may have forgotten."""
+        """Tell the job the news that it has missed, and ask it again for batches."""
         for news in self._untold:
             self._scope.tell(self._scope.services["job"], news)
         self._untold.clear()
@@ -194,7 +258,7 @@ class Steps:
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Ask for the next batch anew: the job, or the source of its prompts, has begun to serve."""
+        """Ask for the next batch again, since the job, or the source of its prompts, has begun to serve."""
         self._asked_batch = (-1, 0.0)
         if self._filter is not None:
             self._filter.ask_again()
@@ -205,79 +269,81 @@ class Steps:
 
     async def open(self, order: OpenStep) -> None:
         """Raises:
-        NotAccepted: it cannot be opened now.
+        NotAccepted: the step cannot be opened now.
         """
-        async with asyncio.timeout(2 * self._scope.limits.journal_stall_s), self._committing:  # another one, and ours
-            try:
-                if self._grants.step < 0:
-                    self._meter.begin(self._scope.ctx.now())
-                self._grants.open(order.step, order.trainer)
-                self._scope.ctx.watch(order.trainer)
-            except IllegalTransition as error:
-                self._scope.event("open_step_refused", step=order.step, why=str(error))
-                raise NotAccepted(str(error)) from error
-            self._end_if_never()
+        await self._last_commit_over()
+        try:
+            if self._grants.step < 0:
+                self._meter.begin(self._scope.ctx.now())
+            self._grants.open(order.step, order.trainer)
+            self._scope.ctx.watch(order.trainer)
+        except IllegalTransition as error:
+            self._scope.event("open_step_refused", step=order.step, why=str(error))
+            raise NotAccepted(str(error)) from error
+        self._end_if_never()
 
-    async def commit(self, commit: CommitStep) -> Committed:
-        """Apply, make durable, tell the job, answer.
+    async def commit(self, order: CommitStep) -> Committed:
+        """Apply the commit, make it durable, tell the job, and answer.
 
         Raises:
-            NotAccepted: it is not the step that is open, or does not name its samples.
+            NotAccepted: the commit is not of the open step, or does not name its samples.
         """
-        async with asyncio.timeout(2 * self._scope.limits.journal_stall_s):
-            await self._committing.acquire()  # another one, and ours
-        known = False
-        try:
-            if commit.step < self._scope.ledger.trainer_step:
-                self._tell_again(commit)
-                return self._verdict(commit.step)
-            batch, replay = self._apply(commit)
-            known = True
-        finally:
-            if not known:
-                self._committing.release()
-        await self._to_the_end(self._make_known(batch, commit, replay=replay), f"commit step {commit.step}")
-        await self._until_next_is_known(commit.step + 1)
-        return self._verdict(commit.step)
+        await self._last_commit_over()
+        if order.step < self._scope.ledger.trainer_step:
+            self._tell_again(order)
+            return self._verdict(order.step)
+        self._commit = commit = self._apply(order)
+        await self._to_the_end(self._make_known(commit), f"commit step {order.step}")
+        await self._until_next_is_known(order.step + 1)
+        return self._verdict(order.step)
 
-    def _apply(self, commit: CommitStep) -> tuple[StepBatch, bool]:
-        """Enter the commit; returns its batch, and whether it was committed before."""
+    async def _last_commit_over(self) -> None:
+        """Wait until no commit is under way. Several may wait, in order; the first may begin another commit."""
+        async with asyncio.timeout(2 * self._scope.limits.journal_stall_s), self._queue:  # another one, and ours
+            while self._commit is not None and self._commit.under_way:
+                await self._commit.over.wait()
+
+    def _apply(self, order: CommitStep) -> _Commit:
+        """Enter the commit into the ledger."""
         scope = self._scope
-        batch = scope.ledger.batches.get(commit.step)
+        batch = scope.ledger.batches.get(order.step)
         replay = batch is not None and batch.committed
-        event = ev.Committed(commit.step, commit.prompts, commit.siblings, commit.policy_version)
+        event = ev.Committed(order.step, order.prompts, order.siblings, order.policy_version)
         try:
-            scope.journaled.apply(event)
+            scope.ledger_writer.apply(event)
         except IllegalTransition as error:
-            scope.event("commit_refused", step=commit.step, replay=int(replay), why=str(error))
+            scope.event("commit_refused", step=order.step, replay=int(replay), why=str(error))
             raise NotAccepted(str(error)) from error
-        return scope.ledger.batches[commit.step], replay
+        return _Commit(order, scope.ledger.batches[order.step], replay)
 
-    async def _make_known(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
-        """Store a commit that is applied, and tell everybody; then the next one may come."""
+    async def _make_known(self, commit: _Commit) -> None:
+        """Store a commit that is applied, and announce it; then the next one may come."""
+        step, reached = commit.batch.step, CommitState.FAILED
         try:
             self._grants.close()
-            if not replay:
-                self._journal.record(batch)
+            if not commit.replay:
+                self._journal.record(commit.batch)
             async with asyncio.timeout(2 * self._scope.limits.journal_stall_s):
                 await self._journal.durable()
-            if not replay:
-                self._tell_progress(commit.step)
-            self._fleet.versions.secured(commit.step)
-            self._tell_committed(batch, commit, replay=replay)
+            commit.state = CommitState.STORED
+            if not commit.replay:
+                self._tell_progress(step)
+            self._fleet.versions.secured(step)
+            self._tell_committed(commit.batch, commit.order, replay=commit.replay)
             self.need_batch()
+            reached = CommitState.TOLD
         finally:
-            self._committing.release()
+            commit.end(reached)
 
     async def _to_the_end(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Wait for ``work``, which goes on if whoever asked for it dies meanwhile: what the ledger holds has happened,
-        and everybody else is to hear of it.
+        """Wait for ``work``, which goes on even if this call is cancelled: everybody must hear of what the ledger
+        already holds.
         """
         async with asyncio.timeout(3 * self._scope.limits.journal_stall_s):  # the journal gives up before that
             await asyncio.shield(self._scope.ctx.start_task(work, name))
 
     async def _until_next_is_known(self, step: int) -> None:
-        """Wait: the trainer must not open a step that will never come because the data has just ended."""
+        """Wait until it is known whether ``step`` comes: the trainer must not open a step that has no data."""
         ledger = self._scope.ledger
         try:
             async with asyncio.timeout(self._scope.limits.next_batch_s):
@@ -293,7 +359,7 @@ class Steps:
 
     def _tell_committed(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self._scope.ctx.now())
-        metrics |= self._fleet.committed(batch, commit.metrics, replay=replay) | self._further(batch)
+        metrics |= self._fleet.committed(batch, commit.metrics, replay=replay) | self._episodes.committed(batch)
         reasons = [reason for reason in batch.drop_reasons.values() if reason not in FILTERED]
         dropped = Counter(reasons).most_common(self._scope.limits.drop_reasons_told)
         news = StepCommitted(
@@ -308,30 +374,30 @@ class Steps:
             self._examples.show(batch)
 
     def _tell_again(self, commit: CommitStep) -> None:
-        """A former life committed the step and died before it could answer, perhaps before the job had its row."""
+        """Send the job the row of the last step, if a former life committed it and may have died before it did."""
         ledger = self._scope.ledger
         batch = ledger.batches.get(commit.step)
         if batch is not None and commit.step == ledger.trainer_step - 1 > self._told_step:
             self._tell_committed(batch, commit, replay=False)
 
     def _verdict(self, step: int) -> Committed:
-        """What the trainer does after ``step``."""
+        """The answer that tells the trainer what to do after ``step``."""
         every = self._scope.job.checkpoint.every
         stop = self._scope.ledger.stopping or step + 1 >= self.count
         due = (every > 0 and (step + 1) % every == 0) or self.evaluations.wants_checkpoint(step + 1)
-        asked = 0 <= self._checkpoint_requested <= step  # a replay has not come to it yet
+        asked = 0 <= self._checkpoint_requested <= step  # false for replayed steps before the request
         return Committed(step=step, stop=stop, checkpoint=stop or due or asked, spared=self.evaluations.spared())
 
     async def checkpoint_taken(self, news: CheckpointTaken) -> None:
-        """Note it durably, then let go of what no checkpoint that is kept can replay.
+        """Enter the checkpoint durably, then drop the batches that no kept checkpoint needs for a replay.
 
         Raises:
-            NotAccepted: it is ahead of what is committed.
+            NotAccepted: the checkpoint is ahead of the committed steps.
         """
         scope, ledger = self._scope, self._scope.ledger
         known = {name: int(getattr(ledger.counters, name)) for name in ledger.counters.__dataclass_fields__}
         try:
-            scope.journaled.apply(ev.Checkpointed(news.step, news.path, known, news.final))
+            scope.ledger_writer.apply(ev.Checkpointed(news.step, news.path, known, news.final))
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
         await self._to_the_end(self._keep(news), f"checkpoint at step {news.step}")
@@ -339,7 +405,7 @@ class Steps:
     async def _keep(self, news: CheckpointTaken) -> None:
         scope, ledger = self._scope, self._scope.ledger
         await self._journal.durable()
-        if news.step > self._checkpoint_requested:  # else it was being stored before anybody asked
+        if news.step > self._checkpoint_requested:  # else it was already being stored at the time of the request
             self._checkpoint_requested = -1
         kept = ledger.checkpoints[-scope.job.checkpoint.keep :]
         if len(kept) == scope.job.checkpoint.keep and kept[0][0] > ledger.floor:
@@ -353,7 +419,7 @@ class Steps:
         self._tell_end()
 
     def _tell_end(self) -> None:
-        """Tell the job that it is over, if it is."""
+        """Tell the job that it is over, if that is so."""
         if self._scope.ledger.ended and (self._failed or not self.evaluations.end_is_open):
             self._tell_stored()
 

@@ -1,13 +1,13 @@
-"""What the gateway asks of episodes: what the ledger has of one, and the model's next turn in it.
+"""Answers the gateway's questions about an episode: its record in the ledger, and the model's next turn.
 
     TakeTurn ─▶ place it in the row ─┬─ a new turn ─▶ (EpisodeCut) Turned ─▶ the fleet ─┐
-                                     └─ it stands there already ────────────────────────┴▶ over ─▶ durable ─▶ TurnTaken
+                                     └─ it is there already ────────────────────────────┴▶ over ─▶ durable ─▶ TurnTaken
 
 Invariants
 - A question may be repeated, by this life of the gateway or the next: it is joined while its turn runs, and answered
   from the ledger afterwards.
-- A turn is durable before the gateway hears of it: nobody has seen what a crash could still take.
-- No more questions wait than ``limits.turns_waiting_max``; there are fewer episodes than that.
+- A turn is durable before the gateway gets it, so that a crash cannot undo a turn that somebody has seen.
+- At most ``limits.turns_waiting_max`` questions wait; there are fewer episodes than that.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 
 from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
-from actors.ledger.errors import NotAccepted
 from actors.protocol.episodes import CutTurn, EpisodeName, EpisodeRecord, GetEpisode, TakeTurn, TurnTaken
-from actors.scheduler.episode_rows import EpisodeRows, Key, Place, shown
+from actors.protocol.failures import NotAccepted
+from actors.scheduler.episode_rows import EpisodePlace, EpisodeRows, Key, shown
 from actors.scheduler.episode_turns import SPENT, NextTurn
 
 
 class Turns:
-    """It answers the gateway of one job."""
+    """Answers one job's gateway."""
 
     def __init__(self, scope: JobScope, rows: EpisodeRows) -> None:
         self._scope, self._rows = scope, rows
@@ -33,7 +33,7 @@ class Turns:
         self._waiting = 0
 
     def record(self, question: GetEpisode, left_s: float) -> EpisodeRecord:
-        """What the ledger has up to the last whole turn. ``left_s``: seconds that the episode still has."""
+        """The episode's record up to the last whole turn. ``left_s``: seconds that the episode still has."""
         self._scope.check_job(question.job)
         place = self._rows.find(question.episode)
         if isinstance(place, str):
@@ -53,10 +53,10 @@ class Turns:
         )
 
     async def take(self, ask: TakeTurn) -> TurnTaken:
-        """Wait until the turn is over.
+        """Have the turn generated, unless it is in the row already, and wait until it is over.
 
         Raises:
-            NotAccepted: it contradicts the ledger, or too many wait already.
+            NotAccepted: the question contradicts the ledger, too many wait already, or the turn takes too long.
         """
         self._scope.check_job(ask.job)
         place = self._rows.find(ask.episode)
@@ -80,7 +80,7 @@ class Turns:
         finally:
             self._waiting -= 1
 
-    def _begin(self, place: Place, ask: TakeTurn, turn: NextTurn) -> None:
+    def _begin(self, place: EpisodePlace, ask: TakeTurn, turn: NextTurn) -> None:
         if turn.cut:
             self._rows.apply(ev.EpisodeCut(place.batch.step, place.rows, np.array([ask.offset], np.int32)))
         event = ev.Turned(
@@ -110,7 +110,7 @@ class Turns:
         """Cut the last turn, once.
 
         Raises:
-            NotAccepted: it is not the last turn that would be cut.
+            NotAccepted: more than the last turn would be cut, or another turn is under way.
         """
         self._scope.check_job(order.job)
         place = self._rows.find(order.episode)

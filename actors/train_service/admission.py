@@ -1,22 +1,21 @@
-"""Whether a training service can serve a job at all, and with which spec: said in a sentence if it cannot.
+"""Decides whether a training service can serve a job at all, and with which spec; a refusal says why not.
 
-    AttachBundle ─▶ same machine ─▶ kind, device, threads, dtype agree ─▶ has not ended it again and again
+    AttachBundle ─▶ same machine ─▶ kind, device, threads, dtype agree ─▶ has not ended the service again and again
                  ─▶ fits the budget ─▶ Agreed
 
-What could be right at another time, such as room that others have now, is none of this file's business.
+Conditions that may change, such as memory that other jobs use now, are not checked here.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
 from actors.protocol.training import AttachBundle
 from actors.train_service.notes import Notes
-from actors.train_service.sizes import in_words, replicas_of, state_bytes
+from actors.train_service.sizes import in_words, replicas_of, state_bytes, state_dtype
 from actors.trainer.backend import BackendSpec
 from actors.trainer.errors import ServiceRefuses
 from actors.trainer.setup import resolve_device
@@ -27,15 +26,15 @@ from configs.services import ServiceConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreed:
-    """Says how a job is served."""
+    """Says with which spec a job is served."""
 
     spec: BackendSpec
     state_bytes: int
-    """Bytes of its trained state, 0 if its model's files do not tell."""
+    """Bytes of the job's trained state, 0 if its model's files do not tell."""
 
 
 class Admission:
-    """Judges the jobs that ask one service."""
+    """Admits jobs to one service, or refuses them."""
 
     def __init__(self, config: ServiceConfig, notes: Notes, limits: Limits) -> None:
         self._config = config
@@ -43,10 +42,10 @@ class Admission:
         self._limits = limits
 
     def agree(self, message: AttachBundle) -> Agreed:
-        """How the job is served. It reads the headers of the model's files.
+        """Decide how the job is served. Reads the headers of the model's files.
 
         Raises:
-            ServiceRefuses: it can never be, here.
+            ServiceRefuses: this service can never serve the job.
         """
         config, job = self._config, message.job
         spec = _decoded(message)
@@ -56,6 +55,7 @@ class Admission:
                 "exchange files, so both must run on one machine"
             )
         self._agrees(job, "trainer.backend", message.backend, config.backend)
+        self._agrees(job, "trainer.ranks", message.ranks, config.ranks)
         if spec.threads:
             self._agrees(job, "trainer.threads", spec.threads, config.threads)
         if config.dtype is not None:
@@ -68,13 +68,14 @@ class Admission:
                 f"job {job}: the service {config.name} has died {self._limits.service_deaths_max} times in a row while "
                 "it computed for this job; run it without trainer.service, and see why in the service's log"
             )
-        threads = config.threads or len(os.sched_getaffinity(0))
+        threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.ranks)
         replicas = replicas_of(spec.model_path, backend=config.backend, device=device, threads=threads)
         models = [spec.model_path, *([] if spec.critic is None else [spec.critic.model_path])]
         what = " with the critic ".join(map(str, models))
         adapters = spec.adapter, None  # a critic has none
+        dtype = state_dtype(config.backend, spec.dtype)
         needed = sum(
-            state_bytes(path, dtype=spec.dtype, replicas=replicas, adapter=adapter)
+            state_bytes(path, dtype=dtype, replicas=replicas, adapter=adapter, optimizer=spec.optimizer)
             for path, adapter in zip(models, adapters, strict=False)
         )
         if needed > config.memory_bytes:
@@ -95,11 +96,8 @@ class Admission:
 
 
 def _decoded(message: AttachBundle) -> BackendSpec:
-    def path(kind: type[Any], value: object) -> Any:
-        return kind(value)
-
     try:
-        return msgspec.json.decode(message.spec, type=BackendSpec, dec_hook=path)
+        return BackendSpec.from_json(message.spec)
     except (msgspec.DecodeError, TypeError) as error:
         raise ServiceRefuses(
             f"job {message.job}: its trainer's spec cannot be read ({error}); trainer and service are of two versions: "

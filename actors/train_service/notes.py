@@ -1,17 +1,17 @@
-"""What a training service must know of its jobs after it has died: kept in its directory, since it forgets itself.
+"""Notes of a training service on its jobs, kept in its directory so that its next life has them.
 
-    begin ─▶ ``computing`` holds the job's name ─▶ end: it is empty ─▶ a burst is over: the row of deaths ends
+    begin ─▶ ``computing`` holds the job's name ─▶ end: it is empty ─▶ a burst is over: its deaths in a row are 0
                         └── the process dies: its next life finds the name, and counts a death for that job;
                             not if it was told to end
-    committed ─▶ state of that many steps, or fewer, may be gone on from: nobody trains those steps in another way
+    committed ─▶ state of that many steps, or fewer, may be continued: those steps will not be trained differently
 
 Invariants
-- A job that was computed for in ``limits.service_deaths_isolated`` deaths computes alone from then on, for good.
-- After ``limits.service_deaths_max`` deaths in a row, without a burst in between, it is not served any more:
-  whatever it has computed ends the process, and with it every other job's slice.
-- What is kept of a job is of use to one run of it. Steps that were trained and not committed are of use to nobody: the
-  next life of the trainer may be given other samples for them.
-- A disk that does not take a note costs the suspicion, or the kept state, never the call.
+- A job whose calls were under way in ``limits.service_deaths_isolated`` deaths computes alone from then on, for good.
+- After ``limits.service_deaths_max`` deaths in a row, without a burst in between, a job is not served any more: its
+  calls end the process, and with it every other job's slice.
+- Kept state is of use to one run of a job only. Steps that were trained and not committed are of no use, since the next
+  life of the trainer may get other samples for them.
+- If the disk refuses a note, a death may not be counted, or kept state not be used, but the call succeeds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from actors.host.whole_file import write_whole
 from configs.limits import Limits
 
 log = structlog.get_logger("headrace.train_service")
@@ -30,18 +31,18 @@ _JOBS = "jobs.json"
 
 
 class JobNote(msgspec.Struct):
-    """What is known of one job."""
+    """Holds the notes on one job."""
 
     run: str = ""
     committed: int = 0
-    """Steps that it has committed since its present bundle began."""
+    """Number of steps that the job has committed, as far as its present bundle knows."""
     deaths: int = 0
-    """Deaths of the service in its calls."""
+    """Number of the service's deaths during calls of the job."""
     deaths_in_a_row: int = 0
 
 
 class Notes:
-    """It keeps the notes in ``directory``, the service's own. Calls block for as long as a small file takes."""
+    """Keeps the notes in ``directory``, the service's own. Calls block while a small file is written."""
 
     def __init__(self, directory: Path, limits: Limits) -> None:
         self._directory = directory
@@ -49,7 +50,7 @@ class Notes:
         self._jobs: dict[str, JobNote] = {}
 
     def open(self) -> str:
-        """Read what earlier lives have left, before any call; the job that the last one died for, if it did."""
+        """Read earlier lives' notes, before any call; returns the job during whose call the last life died, or ""."""
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
             self._jobs = msgspec.json.decode((self._directory / _JOBS).read_bytes(), type=dict[str, JobNote])
@@ -68,17 +69,17 @@ class Notes:
         return blamed
 
     def close(self) -> None:
-        """The service was told to end: whoever it computes for is not to blame."""
+        """Note that the service was told to end, so that the job that it computes for is not blamed."""
         self._computing("")
 
     # ------------------------------------------------------------ who is to blame
 
     def begin(self, job: str) -> None:
-        """A call of ``job`` is about to be computed."""
+        """Note that a call of ``job`` is about to be computed."""
         self._computing(job)
 
     def end(self, job: str, *, ends_burst: bool = False) -> None:
-        """It has been computed, or has failed."""
+        """Note that the call of ``job`` has been computed, or has failed."""
         self._computing("")
         note = self._jobs.get(job)
         if ends_burst and note is not None and note.deaths_in_a_row:
@@ -94,31 +95,31 @@ class Notes:
         return [job for job in self._jobs if self.is_isolated(job)]
 
     def is_refused(self, job: str) -> bool:
-        """Whether ``job`` ends the service whenever it computes."""
+        """Whether ``job`` is not served any more, since its calls end the service."""
         return self._jobs.get(job, JobNote()).deaths_in_a_row >= self._limits.service_deaths_max
 
-    # ------------------------------------------------------------ what may be gone on from
+    # ------------------------------------------------------------ which state may be continued
 
     def may_go_on(self, job: str, run: str, steps: int) -> bool:
-        """Whether state of ``job`` with so many steps belongs to this run, which has committed them."""
+        """Whether state of ``job`` after ``steps`` steps belongs to ``run``, which has committed them."""
         note = self._jobs.get(job, JobNote())
         return note.run == run and steps <= note.committed
 
     def began(self, job: str, run: str, steps: int) -> None:
-        """A life of the bundle of ``job`` has begun, from committed state of so many steps."""
+        """Note that a life of ``job``'s bundle has begun, from committed state of ``steps`` steps."""
         note = self._jobs.setdefault(job, JobNote())
         note.run, note.committed = run, steps
         self._save()
 
     def committed(self, job: str, steps: int) -> None:
-        """``job`` has committed so many steps."""
+        """Note that ``job`` has committed ``steps`` steps."""
         note = self._jobs.setdefault(job, JobNote())
         if steps > note.committed:
             note.committed = steps
             self._save()
 
     def forget(self, job: str) -> None:
-        """``job`` is over: another one of its name starts without a past."""
+        """Forget ``job``, which is over: another one of its name starts without notes."""
         if self._jobs.pop(job, None) is not None:
             self._save()
 
@@ -133,8 +134,6 @@ class Notes:
     def _save(self) -> None:
         path = self._directory / _JOBS
         try:
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(msgspec.json.encode(self._jobs))
-            partial.replace(path)
+            write_whole(path, msgspec.json.encode(self._jobs))
         except OSError as error:
             log.warning("what is known of the jobs could not be noted", error=str(error))

@@ -1,4 +1,4 @@
-"""Files that stored copies lie in, in shared memory and on disk, and how many bytes they take.
+"""The files of stored copies, in shared memory and on disk, and the bytes that they take.
 
     shared memory   /dev/shm/headrace-<id>/headrace-<id>-parked-<job>-<random>      a part; 0600, the directory 0700
                                            headrace-<id>-parked-<job>.manifest      names the parts of a whole copy
@@ -7,8 +7,8 @@
     make ─▶ part, mapped ─ written, hashed ─▶ commit (manifest renamed into its place) ─▶ a copy that a next life finds
 
 <id> is the service's own, drawn at random and kept in its directory (``segments.run_id``); <job> is a digest of the
-job's name. What no manifest names is half-written, or of an older copy: ``open`` removes it. One process has the
-directory at a time, by a lock that ends with the process.
+job's name. Files that no manifest names are half-written, or of an older copy: ``open`` removes them. One process has
+the directory at a time, by a lock that ends with the process.
 
 A file's pages are allocated before they are written, so that full memory is an error and not a signal.
 """
@@ -22,15 +22,16 @@ import mmap
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Literal
 
+import msgspec
 import xxhash
 
-from actors.train_service.parked_manifest import ManifestPart, ParkedManifest, decode, encode
-from actors.train_service.residency_errors import DirectoryInUse
+from actors.host.whole_file import replacing
+from actors.train_service.errors import DirectoryInUse
+from actors.train_service.parked_manifest import ParkedManifest, decode, encode
 from actors.trainer.errors import ParkedStateDamaged
 from actors.trainer.parking import StoredPart
 from actors.weights.memory import copy_and_hash, on_all_cores
@@ -46,7 +47,7 @@ from actors.weights.segments import (
 Tier = Literal["host", "disk"]
 TIERS: Final[tuple[Tier, Tier]] = ("host", "disk")
 CHUNK_BYTES: Final = 4 << 20
-"""One hash covers that many bytes: what stays in a core's cache between being copied and being hashed."""
+"""Bytes that one hash covers: few enough to stay in a core's cache between being copied and being hashed."""
 _DISK: Final = "parked"
 _LOCK: Final = "parked.lock"
 _MANIFEST: Final = ".manifest"
@@ -54,7 +55,7 @@ _MANIFEST: Final = ".manifest"
 
 @dataclass(slots=True, eq=False)
 class PartFile:
-    """Holds one part's file, mapped when it is first looked into."""
+    """Describes one part's file, which is mapped on first use."""
 
     path: Path
     tier: Tier
@@ -75,13 +76,13 @@ class PartFile:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that it takes: whole pages."""
+        """Bytes that the file takes: whole pages."""
         return -(-self.size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCopy:
-    """Holds a whole copy of a job's state; its files all lie in one tier."""
+    """Describes a complete copy of a job's state, whose files all lie in one tier."""
 
     manifest: ParkedManifest
     tier: Tier
@@ -92,10 +93,10 @@ class StoredCopy:
         return sum(file.taken_bytes for file in self.files.values())
 
     def part(self, name: str) -> StoredPart:
-        """A part, to be restored from.
+        """The part ``name``, to restore from.
 
         Raises:
-            ParkedStateDamaged: its file is gone.
+            ParkedStateDamaged: its file is gone, or has another size.
         """
         (described,) = (part for part in self.manifest.parts if part.name == name)
         try:
@@ -103,7 +104,11 @@ class StoredCopy:
         except (OSError, ValueError) as error:
             raise ParkedStateDamaged(f"parked state of job {self.manifest.job!r}: {error}") from error
         return StoredPart(
-            blocks=described.blocks, memory=memory, hashes=described.hashes, chunk_bytes=self.manifest.chunk_bytes
+            blocks=described.blocks,
+            memory=memory,
+            hashes=described.hashes,
+            chunk_bytes=self.manifest.chunk_bytes,
+            path=self.files[name].path,
         )
 
     def parts(self) -> dict[str, StoredPart]:
@@ -119,14 +124,14 @@ class ParkedFiles:
         self.used_bytes: dict[Tier, int] = {"host": 0, "disk": 0}
 
     def open(self) -> dict[str, StoredCopy]:
-        """Take the directory, and over what is whole of what earlier lives left; the rest is removed.
+        """Lock the directory; returns the complete copies of earlier lives, by job. All other files are removed.
 
         Raises:
             DirectoryInUse: another process has it.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         private_directory(self._directory / _DISK)
-        if SIMULATED_HOST.get() is None:  # there the dead may not be collected yet
+        if SIMULATED_HOST.get() is None:  # in a simulation a dead life's lock may still be open
             self._lock = open_ours(file_in_memory(self._directory, _LOCK), "ab")
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,7 +168,7 @@ class ParkedFiles:
         return copies
 
     def _read(self, path: Path, tier: Tier) -> StoredCopy | None:
-        """A whole copy; None: it is not."""
+        """The copy that the manifest at ``path`` describes; None: it is not complete."""
         try:
             with open_ours(path, "rb") as file:
                 manifest = decode(file.read())
@@ -188,11 +193,11 @@ class ParkedFiles:
     # ------------------------------------------------------------ one file, one copy
 
     def fresh_name(self) -> str:
-        """The part of a new file's name that is no other file's; a simulation, where nothing is random, has its own."""
+        """The unique part of a new file's name; simulations, where nothing is random, override this."""
         return secrets.token_hex(8)
 
     def make(self, tier: Tier, job: str, size_bytes: int) -> PartFile:
-        """A new file, all of its pages allocated.
+        """Make a new file with all of its pages allocated.
 
         Raises:
             OSError: there is no room.
@@ -211,45 +216,36 @@ class ParkedFiles:
         return file
 
     def remove(self, file: PartFile) -> None:
-        """Let a file go; nobody copies to or from it any more."""
+        """Remove a file that nobody copies to or from any more."""
         file.path.unlink(missing_ok=True)
         file.mapped = None
         self.used_bytes[file.tier] -= file.taken_bytes
 
     def commit(self, manifest: ParkedManifest, tier: Tier, files: dict[str, PartFile]) -> StoredCopy:
-        """Make a whole copy of what has been written, in the place of the job's older one in this tier.
+        """Make a complete copy of the files that were written; it replaces the job's older one in this tier.
 
         Raises:
             OSError: there is no room for the manifest; the older copy is as it was.
         """
-        path = self._manifest(manifest.job, tier)
-        partial = path.with_name(f"{path.name}-{self.fresh_name()}")
-        try:
-            with open_ours(partial, "xb") as file:
-                file.write(encode(manifest))
-            partial.rename(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        with replacing(self._manifest(manifest.job, tier)) as partial, open_ours(partial, "wb") as file:
+            file.write(encode(manifest))
         return StoredCopy(manifest, tier, files)
 
-    def forget(self, copy: StoredCopy, *, but: Iterable[PartFile] = ()) -> None:
-        """Remove a copy's files and its manifest, unless that is another copy's by now. ``but``: files that stay."""
+    def forget(self, copy: StoredCopy) -> None:
+        """Remove a copy's files, and its manifest unless that describes another copy by now."""
         self.withdraw(copy)
-        kept = set(map(id, but))
         for file in copy.files.values():
-            if id(file) not in kept:
-                self.remove(file)
+            self.remove(file)
 
     def withdraw(self, copy: StoredCopy) -> None:
-        """Remove the manifest: no next life finds this copy. Its files stay."""
+        """Remove the manifest, so that no next life finds this copy. Its files stay."""
         path = self._manifest(copy.manifest.job, copy.tier)
         with contextlib.suppress(OSError, ParkedStateDamaged):
             if decode(path.read_bytes()).generation == copy.manifest.generation:
                 path.unlink(missing_ok=True)
 
     def moved(self, copy: StoredCopy, tier: Tier) -> StoredCopy:
-        """The same copy in another tier, every byte checked on its way; the old one stays. The caller looks for room.
+        """Copy ``copy`` to another tier, checking every byte; the old one stays. The caller makes sure of room.
 
         Raises:
             OSError: there is no room; nothing was changed.
@@ -261,32 +257,21 @@ class ParkedFiles:
                 made[name] = self.make(tier, copy.manifest.job, copy.files[name].size_bytes)
                 if _copied(stored, made[name].memory) != stored.hashes:
                     raise ParkedStateDamaged(f"parked state of job {copy.manifest.job!r} was altered: it is not used")
-            return self.commit(described_by(copy.manifest, made), tier, made)
+            return self.commit(_in_other_files(copy.manifest, made), tier, made)
         except BaseException:
             for file in made.values():
                 self.remove(file)
             raise
 
 
-def described_by(
-    manifest: ParkedManifest, files: dict[str, PartFile], parts: Iterable[ManifestPart] | None = None
-) -> ParkedManifest:
-    """The next generation of ``manifest``, in other files."""
-    return ParkedManifest(
-        job=manifest.job,
-        fingerprint=manifest.fingerprint,
-        steps=manifest.steps,
-        generation=manifest.generation + 1,
-        chunk_bytes=manifest.chunk_bytes,
-        parts=tuple(
-            ManifestPart(name=part.name, file=files[part.name].path.name, blocks=part.blocks, hashes=part.hashes)
-            for part in (manifest.parts if parts is None else parts)
-        ),
-    )
+def _in_other_files(manifest: ParkedManifest, files: dict[str, PartFile]) -> ParkedManifest:
+    """The next generation of ``manifest``, with the names of ``files``."""
+    parts = tuple(msgspec.structs.replace(part, file=files[part.name].path.name) for part in manifest.parts)
+    return msgspec.structs.replace(manifest, generation=manifest.generation + 1, parts=parts)
 
 
 def _copied(stored: StoredPart, place: memoryview) -> tuple[bytes, ...]:
-    """Copy the blocks of a part; the digests of what was read."""
+    """Copy the blocks of a part to ``place``; returns the digests of the bytes that were read."""
     copied = (
         copy_and_hash(stored.block(block.name), place[block.offset_bytes :][: block.length_bytes], stored.chunk_bytes)
         for block in stored.blocks
@@ -303,7 +288,6 @@ def is_intact(copy: StoredCopy) -> bool:
 
 
 def _digests(stored: StoredPart) -> tuple[bytes, ...]:
-    """The digests of what is stored now."""
     chunks = [
         stored.block(block.name)[start : start + stored.chunk_bytes]
         for block in stored.blocks
@@ -319,14 +303,14 @@ def _digests(stored: StoredPart) -> tuple[bytes, ...]:
 
 
 def _tag(job: str) -> str:
-    """Stands for a job in names of files: a job's own name may hold what a file's may not."""
+    """A digest that stands for a job in file names, since a job's name may hold characters that they may not."""
     return hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
 
 
 def remove_parked(directory: Path) -> int:
-    """Remove everything that lives of a service have left in shared memory and on disk; how many files.
+    """Remove all files of a service in shared memory and on disk; returns their number.
 
-    For whoever owns the service, when no process of it runs: when it is removed, when the head ends, at the next start.
+    For the service's owner, while no process of it runs: when it is removed, when the head ends, at the next start.
     """
     disk = directory / _DISK
     count = len(list(disk.iterdir())) if disk.is_dir() and not disk.is_symlink() else 0

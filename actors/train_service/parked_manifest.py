@@ -1,10 +1,10 @@
-"""What describes one stored copy, and how it is read again after the process that wrote it is gone.
+"""The manifest that describes one stored copy, so that another process can read the copy.
 
     <manifest>   MessagePack of ``ParkedManifest`` · xxh3-128 of it
 
-It is written under another name and renamed, once every part is whole: a copy with a manifest is complete. Of several
-of a job the one with the highest generation counts. What is read is believed only where it could be true: ``decode``
-lets no block leave its part, and no file lie elsewhere.
+It is written under another name and renamed once every part is complete: so a copy with a manifest is complete. Of
+several copies of a job the one with the highest generation counts. ``decode`` refuses a manifest whose blocks overlap
+or do not match its hashes, or whose files lie elsewhere.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def decode(data: bytes) -> ParkedManifest:
     """Read what ``encode`` has written.
 
     Raises:
-        ParkedStateDamaged: that is not what this is.
+        ParkedStateDamaged: ``data`` is cut off, altered, or not a manifest.
     """
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if xxhash.xxh3_128_digest(body) != digest:
@@ -77,7 +77,7 @@ def decode(data: bytes) -> ParkedManifest:
 
 
 def decode_unhashed(body: bytes) -> ParkedManifest:
-    """``decode``, without its digest.
+    """As ``decode``, for a body without its digest.
 
     Raises:
         ParkedStateDamaged: the bytes describe no stored copy.

@@ -1,24 +1,23 @@
-"""Where the state of a service's bundles lies, and who has to leave when there is no room.
+"""Decides in which tier the state of each of a service's bundles lies, and which one leaves when there is no room.
 
-    budget   tensors that compute: a device's memory, or on a CPU a number of bytes that is counted and no more
+    budget   tensors that compute: a device's memory; on a CPU only a limit on the bytes counted
       │ copy_out, then release                      ▲ restore
       ▼                                             │
     host     files in shared memory (``parked_files``): they outlive the process
       │ when it is full to its high water           ▲ prefetch
-      ▼                                             │ (what is needed at once is restored from where it lies)
+      ▼                                             │ (state that is needed at once is restored directly from disk)
     disk     the same files in the service's directory
 
 Invariants
-- State leaves the budget only in ``make_resident``, ``reserve``, ``add`` and ``park``: whoever calls one of these sees
-  to it that no bundle computes meanwhile. All else may be called while one does.
-- A stored copy is complete and hashed before the memory that it was made from is given back, and before an older copy
-  is removed. So a process that is killed at any moment leaves every job its last stored state.
+- State leaves the budget only in ``make_resident``, ``reserve``, ``add`` and ``park``: their caller makes sure that no
+  bundle computes meanwhile. All other methods may be called while one does.
+- A stored copy is complete and hashed before the memory that it was made from is freed, and before an older copy is
+  removed. So a process that is killed at any moment leaves every job its last stored state.
 - Only parts that have changed since they were stored are written; a bundle that only scored writes nothing.
 - The sum of ``resident_bytes`` of resident bundles and of reservations never exceeds ``budget_bytes``; that of files in
   shared memory, in whole pages, never ``host_bytes``, on disk never ``disk_bytes``. Not counted are manifests (some KiB
-  a bundle), what stays of a released bundle (``Parkable.released_bytes``; ``report`` has it), activations, and frozen
-  references.
-- What fails leaves every other bundle where it was, or in a lower tier, and whole.
+  a bundle), the rest of a released bundle (``Parkable.released_bytes``), activations, and frozen references.
+- A call that fails leaves every other bundle complete, in its tier or a lower one.
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from actors.protocol.weights import Manifest
+from actors.train_service.errors import MoveStuck, NeverFits, NoRoomToPark, NotParkable
 from actors.train_service.parked_files import ParkedFiles, StoredCopy, is_intact, remove_parked
-from actors.train_service.residency_errors import MoveStuck, NeverFits, NoRoomToPark, NotParkable
-from actors.train_service.stored_bundles import Bundle, NoRoom, RunBlocking, StoredBundles
+from actors.train_service.stored_bundles import NoRoom, RunBlocking, StoredBundles, TieredBundle
 from actors.train_service.tiers import BundleReport, ParkedState, ResidencyReport, ResidencyRules, Tier
 from actors.trainer.errors import ParkedStateDamaged
-from actors.trainer.parking import TRAINED, Parkable
+from actors.trainer.parking import Parkable
 
 __all__ = [
     "BundleReport",
@@ -54,8 +52,8 @@ R = TypeVar("R")
 class Residency:
     """Owns the stored copies of a service's bundles, and moves state between tiers.
 
-    Calls may overlap: moves are made one after the other, in the order in which they were asked for. A caller that is
-    cancelled no longer waits, its move goes on: bytes are on their way.
+    Calls may overlap: moves are made one after the other, in the order of the calls. If a caller is cancelled, its move
+    still goes on to its end.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Residency:
         run_blocking: RunBlocking,
         files: Callable[[Path], ParkedFiles] = ParkedFiles,
     ) -> None:
-        """``directory``: the service's own, the same in each of its lives; ``now``, ``run_blocking``: as of ``ctx``."""
+        """``directory``: the service's own, the same in each of its lives; ``now``, ``run_blocking``: of its ctx."""
         self._rules = rules
         self._now = now
         self._run_blocking = run_blocking
@@ -80,15 +78,15 @@ class Residency:
         self._parked = self._resumed = 0
 
     async def open(self) -> None:
-        """Take over what earlier lives have left, and remove what of it is half-written. Before anything else.
+        """Take over earlier lives' copies, and remove half-written ones. Comes before any other call.
 
         Raises:
-            DirectoryInUse: another process has it.
+            DirectoryInUse: another process has the directory.
         """
         await self._move(self._stored.open)
 
     async def close(self) -> None:
-        """Let files go; stored state stays for the next life (``remove_parked`` removes it)."""
+        """Close the files; stored state stays for the next life (``remove_parked`` removes it)."""
         with contextlib.suppress(MoveStuck):  # then the process is about to end, and its lock with it
             for job in list(self._bundles):
                 await self.remove(job, forget=False)
@@ -99,11 +97,11 @@ class Residency:
     async def reserve(self, job: str, size_bytes: int) -> None:
         """Make room in the budget for a bundle that is about to be started; ``add`` or ``remove`` follows.
 
-        Nobody computes until then: to start a bundle is a slice of its own.
+        No bundle computes until then: starting one is a slice of its own.
 
         Raises:
-            NeverFits: the budget is smaller.
-            NoRoomToPark: whoever would have to leave cannot be parked.
+            NeverFits: the bundle is larger than the budget.
+            NoRoomToPark: a bundle that would have to leave cannot be parked.
         """
         await self._move(self._reserve, job, size_bytes)
 
@@ -113,7 +111,7 @@ class Residency:
         self._reserved[job] = size_bytes
 
     async def find_parked(self, job: str) -> ParkedState | None:
-        """The last stored state of ``job``, all of its bytes checked. What is damaged is removed, and not told of."""
+        """The last stored state of ``job``, all of its bytes checked; None: there is none. Removes a damaged one."""
         return await self._move(self._find, job)
 
     async def _find(self, job: str) -> ParkedState | None:
@@ -126,12 +124,12 @@ class Residency:
         return _state(copy)
 
     async def add(self, job: str, backend: Parkable, *, parked: ParkedState | None = None) -> None:
-        """Take charge of a backend that has been started, and so is resident. An older stored state of the job goes.
+        """Take charge of a backend that has been started, and so is resident. Removes the job's older stored state.
 
-        ``parked``: let it go on from there. Gradient sums of a half step are dropped, the rest is restored.
+        ``parked``: continue from this state. Gradient sums of a half step are dropped, the rest is restored.
 
         Raises:
-            NeverFits, NoRoomToPark: as ``reserve``; the backend was not taken charge of, close it.
+            NeverFits, NoRoomToPark: as ``reserve``; the caller keeps the backend and closes it.
             ParkedStateDamaged: ``parked`` is of another model, or has been altered since; likewise.
         """
         await self._move(self._add, job, backend, parked)
@@ -143,7 +141,7 @@ class Residency:
         try:
             if parked is None:
                 await self._stored.forget(job)
-            self._bundles[job] = bundle = Bundle(job, backend, last_used_s=self._now())
+            self._bundles[job] = bundle = TieredBundle(job, backend, last_used_s=self._now())
             if parked is not None:
                 await self._stored.go_on(bundle, parked.hash)
         except BaseException:
@@ -153,7 +151,7 @@ class Residency:
             del self._reserved[job]
 
     async def remove(self, job: str, *, forget: bool = True) -> None:
-        """Let a bundle go; its owner closes the backend afterwards. ``forget``: with its stored state."""
+        """Remove a bundle, whose owner closes the backend afterwards. ``forget``: also remove its stored state."""
         await self._move(self._remove, job, forget)
 
     async def _remove(self, job: str, forget: bool) -> None:
@@ -166,10 +164,10 @@ class Residency:
     # ------------------------------------------------------------ into the budget
 
     async def make_resident(self, job: str) -> float:
-        """Have the state of ``job`` where it computes; the seconds that this took, 0 if it was there.
+        """Bring the state of ``job`` into the budget; returns the seconds that this took, 0 if it was there.
 
         Raises:
-            NoRoomToPark: whoever would have to leave cannot be parked.
+            NoRoomToPark: a bundle that would have to leave cannot be parked.
             ParkedStateDamaged: its stored copy was altered, and has been removed: this life of the bundle is over.
         """
         began = self._now()
@@ -177,7 +175,7 @@ class Residency:
 
     async def _hold(self, job: str) -> bool:
         bundle = self._stored.bundle(job)
-        bundle.last_used_s, bundle.needed_at_s = self._now(), None
+        bundle.last_used_s = self._now()
         if bundle.resident:
             return False
         await self._make_room(bundle.backend.resident_bytes(), job)
@@ -185,9 +183,9 @@ class Residency:
         return True
 
     async def prefetch(self, job: str) -> None:
-        """Bring the state of ``job`` as near as it goes while all others stay where they are.
+        """Bring the state of ``job`` to the highest tier with room, while all others stay where they are.
 
-        Never raises for want of room, or for a damaged copy: ``make_resident`` will.
+        Never raises for lack of room, or for a damaged copy: ``make_resident`` will.
         """
         await self._move(self._prefetch, job)
 
@@ -203,16 +201,16 @@ class Residency:
         except (NoRoom, ParkedStateDamaged):
             return
 
-    async def _resume(self, bundle: Bundle) -> None:
+    async def _resume(self, bundle: TieredBundle) -> None:
         await self._stored.resume(bundle)
         self._resumed += 1
 
     # ------------------------------------------------------------ out of the budget
 
     async def store(self, job: str) -> None:
-        """Write what of ``job`` has changed to the host tier, or to disk if that is full; it stays resident.
+        """Write the changed parts of ``job`` to the host tier, or to disk if that is full; the bundle stays resident.
 
-        After a burst, before the job is told of it, this makes the step outlive the process.
+        Called after a burst, before its answer, this makes the trained step outlive the process.
 
         Raises:
             NoRoomToPark: there is no room; the last stored state is as it was.
@@ -223,7 +221,7 @@ class Residency:
         await self._stored.store(self._stored.bundle(job))
 
     async def park(self, job: str) -> None:
-        """``store``, then give the memory back.
+        """``store`` the state, then free its memory in the budget.
 
         Raises:
             NoRoomToPark: as ``store``; the bundle stays resident.
@@ -240,7 +238,7 @@ class Residency:
         self._parked += 1
 
     async def _make_room(self, size_bytes: int, job: str) -> None:
-        """Have ``size_bytes`` of the budget free, whoever else has to leave for that."""
+        """Free ``size_bytes`` of the budget by parking the least useful bundles."""
         if size_bytes > self._rules.budget_bytes:
             raise NeverFits(
                 f"job {job!r} needs {size_bytes:,} bytes for weights, optimizer and gradients, and the service has "
@@ -257,37 +255,14 @@ class Residency:
         resident = sum(bundle.backend.resident_bytes() for bundle in self._bundles.values() if bundle.resident)
         return resident + sum(self._reserved.values())
 
-    # ------------------------------------------------------------ beside that
+    # ------------------------------------------------------------ relief and report
 
     async def relieve(self) -> None:
-        """Bring the host tier below its high water, where the disk has room. For moments when nobody waits."""
+        """Bring the host tier below its high water, if the disk has room. For moments when nobody waits."""
         while await self._move(self._stored.relieve_one):
             pass
 
-    def expect(self, job: str, in_s: float | None) -> None:
-        """Say when ``job`` is likely to be needed next; None: nobody knows. Who is needed last leaves first."""
-        self._stored.bundle(job).needed_at_s = None if in_s is None else self._now() + in_s
-
-    async def export(self, job: str, path: Path, *, policy_version: int, chunk_bytes: int) -> Manifest:
-        """The weights of a bundle as a segment; of a parked one from its stored copy, which stays where it is."""
-        return await self._move(self._export, job, path, policy_version, chunk_bytes)
-
-    async def _export(self, job: str, path: Path, policy_version: int, chunk_bytes: int) -> Manifest:
-        bundle = self._stored.bundle(job)
-        if bundle.resident:
-            return await bundle.backend.export_segment(
-                path, job=job, policy_version=policy_version, chunk_bytes=chunk_bytes
-            )
-        return await bundle.backend.export_parked(
-            self._stored.copy(job).part(TRAINED),
-            path,
-            job=job,
-            policy_version=policy_version,
-            chunk_bytes=chunk_bytes,
-        )
-
     def report(self) -> ResidencyReport:
-        """What lies where, now."""
         return ResidencyReport(
             bundles=tuple(self._stored.report(bundle) for _, bundle in sorted(self._bundles.items())),
             budget_bytes=self._budget_used,
@@ -301,10 +276,10 @@ class Residency:
         )
 
     async def _move(self, move: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Make one move after those before it; it ends even if nobody waits for it any more.
+        """Make one move, after all earlier ones; it goes on to its end even if its caller is cancelled.
 
         Raises:
-            MoveStuck: it, or one before it, was not over in time.
+            MoveStuck: this move, or one before it, was not over in time.
         """
         limit_s = self._rules.move_timeout_s
 
@@ -326,7 +301,7 @@ class Residency:
         return await asyncio.shield(task)
 
     def _moved(self, task: asyncio.Task[Any]) -> None:
-        """A move is over. Whoever waits for it meets its failure; where nobody does any more, it was seen here."""
+        """Forget a move that is over. Reading its error keeps asyncio from warning where no caller waits for it."""
         self._moves.discard(task)
         if not task.cancelled():
             task.exception()

@@ -2,15 +2,16 @@
 
     AttachBundle ─▶ may it be served? ─▶ a slice ─▶ backend.start ─▶ BundleAttached(life)
     TrainCall    ─▶ this life, this number? ─▶ a slice ─▶ the backend's method ─▶ TrainAnswer, kept until the next call
-    DetachBundle, Down of the trainer, another life of it ─▶ the bundle's life is over; its state may be kept
+    DetachBundle, Down of the trainer, its next life ─▶ the bundle's life is over; its state may be kept
 
 Invariants
-- One call computes at a time (``turns``), each once (``calls``), and what it raises is its own trainer's (``bundles``).
-- A life that is over stays over: its calls get BundleLost. A call of it that still computes is waited for before the
-  next life of that job begins, since it may be writing files.
-- Waiting and computing have a limit each, which the trainer has given. A call that is not done within its limit breaks
-  its bundle; the thread that it had is left behind.
-- What is refused for good is refused in a sentence (``admission``), and nobody else is disturbed.
+- One call computes at a time (``slice_queue``), each once; its errors go to its own trainer alone (``bundles``).
+- A life that is over stays over: its calls get BundleLost. The next life of the job waits for a call of the old one
+  that still computes, since that call may be writing files.
+- The trainer sets one limit for waiting and one for computing. A call that is not done within its limit breaks its
+  bundle; its thread is abandoned.
+- With ranks (``service_ranks``), a failed call is its job's error only if all ranks have answered; else this life ends.
+- A permanent refusal gives its reason in a sentence (``admission``), and disturbs no other job.
 """
 
 from __future__ import annotations
@@ -24,55 +25,68 @@ from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import ReplyError
 from actors.core.senders import SenderKind, sender_of
 from actors.core.watch import Down, Gone
-from actors.policies.slices import SliceRules, slice_policy
+from actors.policies.sharing.slices import SliceRules, slice_policy
 from actors.protocol.training import (
-    Accumulate,
+    AccumulateCall,
     AttachBundle,
     BundleAttached,
+    CallFailed,
     CallTimes,
     DetachBundle,
-    Failed,
+    LearnCall,
     QueryService,
-    Score,
+    ScoreCall,
     ServiceState,
-    Step,
+    StepCall,
     StepsCommitted,
     TrainAnswer,
     TrainBody,
     TrainCall,
     TrainOutcome,
-    Values,
+    ValuesCall,
 )
+from actors.ranks.errors import RankLost
+from actors.ranks.followers import NOBODY, Followers
+from actors.ranks.group import GroupFollowers
 from actors.roles import ServiceArgs, service_process
 from actors.train_service.admission import Admission, Agreed
 from actors.train_service.bundles import Bundle, ends_burst, failure, perform
-from actors.train_service.errors import NoSlice, NotYours
-from actors.train_service.lanes import Lanes
+from actors.train_service.errors import MoveStuck, NeverFits, NoRoomToPark, NoSlice, NotYours, ResidencyError
 from actors.train_service.notes import Notes
 from actors.train_service.parked_files import ParkedFiles
 from actors.train_service.residency import ParkedState, Residency, ResidencyRules
-from actors.train_service.residency_errors import MoveStuck, NeverFits, NoRoomToPark, ResidencyError
-from actors.train_service.standing import bundle_state
-from actors.train_service.turns import Turns
+from actors.train_service.service_ranks import ServiceRanks
+from actors.train_service.service_trace import ServiceTrace
+from actors.train_service.slice_queue import SliceQueue
 from actors.trainer.backend import TrainBackend
 from actors.trainer.errors import BundleLost, ParkedStateDamaged, ServiceBusy, ServiceRefuses
 from actors.trainer.parking import Parkable
-from actors.trainer.setup import make_backend
 
 MakeBackend = Callable[[str], TrainBackend]
 MakeFiles = Callable[[Path], ParkedFiles]
 
 _CANNOT_MOVE = (ResidencyError, ParkedStateDamaged, OSError)
-"""Errors by which a bundle's state cannot be brought to where it is computed with."""
+"""Errors of moving a bundle's state into the memory where it is computed with, or out of it."""
 
 
 class TrainService(Actor):
-    """Serves the jobs that attach to it. ``make``: a backend of a kind; ``files``: where states are stored."""
+    """Serves the jobs that attach to it.
 
-    def __init__(self, args: ServiceArgs, make: MakeBackend = make_backend, files: MakeFiles = ParkedFiles) -> None:
+    ``make``: makes a backend by kind, by default over the service's ranks; ``files``: makes the store of states;
+    ``followers``: the ranks that it leads.
+    """
+
+    def __init__(
+        self,
+        args: ServiceArgs,
+        make: MakeBackend | None = None,
+        files: MakeFiles = ParkedFiles,
+        followers: Followers = NOBODY,
+    ) -> None:
         self._config = args.config
         self._metrics = args.metrics
-        self._make = make
+        self._ranks = ServiceRanks(followers)
+        self._make = make or self._ranks.make
         self._files = files
         self._directory = Path(args.run_dir)
         self._bundles: dict[str, Bundle] = {}
@@ -83,6 +97,7 @@ class TrainService(Actor):
     async def on_start(self) -> None:
         ctx, config, queue = self.ctx, self._config, self._config.queue
         self._began_s = ctx.now()
+        await self._ranks.open(ctx)
         self._notes = Notes(self._directory, ctx.limits)
         if blamed := await ctx.run_blocking(self._notes.open):
             ctx.log.warning("the last life of this service ended while it computed", job=blamed)
@@ -100,17 +115,20 @@ class TrainService(Actor):
         slices = SliceRules(
             policy=queue.policy, hysteresis=queue.hysteresis, starvation_s=queue.starvation_s, gap_s=queue.gap_s
         )
-        self._lanes = Lanes(ctx, service_process(config.name), self._metrics)
-        self._turns = Turns(ctx, slice_policy(slices), self._residency, self._lanes)
+        self._trace = ServiceTrace(ctx, service_process(config.name), self._metrics)
+        self._slices = SliceQueue(ctx, slice_policy(slices), self._residency, self._trace)
 
     async def on_stop(self) -> None:
-        self._turns.close()
-        self._lanes.flush()
-        await self.ctx.run_blocking(self._notes.close)
-        with contextlib.suppress(MoveStuck):  # which may be why we end
-            await self._residency.close()  # before the backends, whose state it may be moving
+        self._slices.close()
+        self._trace.flush()
+        if not self._ranks.are_lost:  # else whoever computed is to blame
+            await self.ctx.run_blocking(self._notes.close)
+        await self._ranks.close()
+        with contextlib.suppress(MoveStuck):  # perhaps the reason why we end
+            await self._residency.close()  # before the backends, whose state may be moving
         for bundle in self._bundles.values():
-            await bundle.backend.close()
+            with contextlib.suppress(RankLost):  # it is why we end; the others are closed all the same
+                await bundle.backend.close()
 
     # ------------------------------------------------------------ attaching
 
@@ -121,7 +139,7 @@ class TrainService(Actor):
         bundle = self._bundles.get(message.job)
         if bundle is None or bundle.trainer != message.trainer:
             self._lives += 1
-            number = self._lives  # drawn before the wait: a question that is overtaken there is of an older life
+            number = self._lives  # before the wait, so that an overtaken request has the older life
             agreed = await self.ctx.run_blocking(self._admission.agree, message)
             bundle = self._begin_life(message, agreed, number)
         else:
@@ -132,7 +150,7 @@ class TrainService(Actor):
         return answer
 
     def _see_who_asks(self, job: str) -> None:
-        """See that a trainer speaks for its own job; the head, and this process, may speak for any."""
+        """Check that a trainer speaks for its own job; the head, and this process, may speak for any."""
         process = self.ctx.sender_process
         sender = sender_of("" if process is None else process.name)
         if process is None or (sender.kind is SenderKind.SERVICE and sender.job != job):
@@ -140,7 +158,7 @@ class TrainService(Actor):
 
     def _begin_life(self, message: AttachBundle, agreed: Agreed, number: int) -> Bundle:
         job, before = message.job, self._bundles.get(message.job)
-        if before is not None and before.trainer == message.trainer:  # the same question, a moment earlier
+        if before is not None and before.trainer == message.trainer:  # the same request, repeated
             return before
         if before is not None and before.number > number:
             raise BundleLost(f"job {job}: a later life of its trainer has attached meanwhile")
@@ -152,13 +170,13 @@ class TrainService(Actor):
         life, ending = f"{self.ctx.self_address.peer.incarnation}.{number}", before and before.ending
         bundle = self._bundles[job] = Bundle(message, life, number, self._make(self._config.backend), before=ending)
         isolated = self._notes.is_isolated(job)
-        self._turns.join(job, priority=message.priority, share=message.share, isolated=isolated)
+        self._slices.join(job, priority=message.priority, share=message.share, isolated=isolated)
         self._hear(bundle)
         bundle.work = self.ctx.start_task(self._start(bundle, agreed), f"attach {job}")
         return bundle
 
     async def _start(self, bundle: Bundle, agreed: Agreed) -> None:
-        """Have the backend of a new life started, and say how that went. It never raises."""
+        """Start the backend of a new life, and answer how that went. Raises only RankLost."""
         message, job, asked_s = bundle.attach, bundle.job, self.ctx.now()
         answer: BundleAttached | ReplyError
         try:
@@ -170,9 +188,11 @@ class TrainService(Actor):
                 await self._residency.reserve(job, agreed.state_bytes)
                 return 0.0
 
-            await self._turns.begin(job, message.wait_s - (self.ctx.now() - asked_s), reserve)
+            await self._slices.begin(job, message.wait_s - (self.ctx.now() - asked_s), reserve)
             answer = await self._make_bundle(bundle, agreed, self.ctx.now() - asked_s)
-        except Exception as error:  # noqa: BLE001 - it says nothing of the other jobs
+        except RankLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - an error of this job alone
             answer = self._why_not(bundle, error)
         if isinstance(answer, Exception) or answer.failure is not None:
             bundle.is_broken = True
@@ -180,24 +200,25 @@ class TrainService(Actor):
         bundle.attached.set_result(answer)
 
     async def _make_bundle(self, bundle: Bundle, agreed: Agreed, waited_s: float) -> BundleAttached | ReplyError:
-        """The one call of the slice in which a bundle is made."""
+        """Make a bundle, in a slice of its own."""
         job, began_s = bundle.job, self.ctx.now()
         await self.ctx.run_blocking(self._notes.begin, job)
         try:
             async with asyncio.timeout(bundle.attach.limit_s):
                 answer: BundleAttached | ReplyError = await self._start_backend(bundle, agreed)
-        except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
+        except Exception as error:  # noqa: BLE001 - a backend's error goes to its own trainer
             answer = self._why_not(bundle, error)
+            await self._ranks.agree(bundle.backend)
         computed_s = self.ctx.now() - began_s
         await self.ctx.run_blocking(self._notes.end, job)
         made = isinstance(answer, BundleAttached) and answer.failure is None and answer.resumed_step is None
-        loads = made and not bundle.over and bundle.attach.checkpoint_step > 0  # at once, and into this state
-        self._turns.end(job, computed_s, ends_burst=not loads, leaves_news=False)
+        loads = made and not bundle.over and bundle.attach.checkpoint_step > 0  # at once, into this state
+        self._slices.end(job, computed_s, ends_burst=not loads, leaves_news=False)
         self._count(bundle, CallTimes(waited_s, 0.0, computed_s))
         return answer
 
     def _why_not(self, bundle: Bundle, error: Exception) -> BundleAttached | ReplyError:
-        """What the trainer is told of a bundle that could not be made."""
+        """The answer to the trainer whose bundle could not be made."""
         self.ctx.log.warning("a bundle could not be made", job=bundle.job, error=repr(error))
         match error:
             case BundleLost() | ServiceRefuses():
@@ -210,7 +231,7 @@ class TrainService(Actor):
                 return BundleAttached(life=bundle.life, failure=failure(error, None, bundle.attach.limit_s))
 
     async def _start_backend(self, bundle: Bundle, agreed: Agreed) -> BundleAttached:
-        """From what was kept of the job, if that is of use."""
+        """Start the backend from the state that was kept of the job, if that is of use."""
         job, message = bundle.job, bundle.attach
         parked = await self._residency.find_parked(job)
         if parked is not None and not self._is_of_use(parked, message):
@@ -256,20 +277,20 @@ class TrainService(Actor):
         return await asyncio.shield(answer)
 
     async def _answer(self, bundle: Bundle, message: TrainCall, answer: asyncio.Future[TrainAnswer]) -> None:
-        """Have one call computed, and answer it whatever happens. It never raises."""
+        """Compute one call, and answer it whatever happens. Raises only RankLost."""
         job, times = bundle.job, CallTimes()
         try:
-            trains = isinstance(message.body, Score | Values | Accumulate)
-            waited_s, switch_s = await self._turns.begin(job, message.wait_s, trains=trains)
+            trains = isinstance(message.body, ScoreCall | ValuesCall | AccumulateCall | LearnCall)
+            waited_s, switch_s = await self._slices.begin(job, message.wait_s, trains=trains)
         except NoSlice as error:
-            outcome: TrainOutcome = Failed(error=ServiceBusy.__name__, text=str(error))
-        except Exception as error:  # noqa: BLE001 - it was withdrawn, or its state could not be moved, out of memory too
-            outcome = Failed(error=BundleLost.__name__, text=f"job {job}: {error}", breaks=True)
+            outcome: TrainOutcome = CallFailed(error=ServiceBusy.__name__, text=str(error))
+        except Exception as error:  # noqa: BLE001 - withdrawn, or its state could not be moved, out of memory too
+            outcome = CallFailed(error=BundleLost.__name__, text=f"job {job}: {error}", breaks=True)
         else:
             outcome, computed_s = await self._compute(bundle, message.body, message.limit_s)
             times = CallTimes(waited_s, switch_s, computed_s)
             self._count(bundle, times)
-        if isinstance(outcome, Failed) and outcome.breaks:
+        if isinstance(outcome, CallFailed) and outcome.breaks:
             bundle.is_broken = True
             self._end_life(bundle, f"{outcome.error}: {outcome.text}")
         answer.set_result(TrainAnswer(number=message.number, outcome=outcome, times=times))
@@ -280,13 +301,14 @@ class TrainService(Actor):
         try:
             async with asyncio.timeout(limit_s):
                 outcome: TrainOutcome = await perform(bundle.backend, body)
-        except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
+        except Exception as error:  # noqa: BLE001 - a backend's error goes to its own trainer
             self.ctx.log.warning("a call failed", job=job, call=type(body).__name__, error=repr(error))
             outcome = failure(error, body, limit_s)
+            await self._ranks.agree(bundle.backend)
         computed_s = self.ctx.now() - began_s
-        ends = ends_burst(body) or (isinstance(outcome, Failed) and outcome.breaks)
-        await self.ctx.run_blocking(self._notes.end, job, ends_burst=not isinstance(outcome, Failed) and ends)
-        self._turns.end(job, computed_s, is_step=isinstance(body, Step), ends_burst=ends or bool(bundle.over))
+        ends = ends_burst(body) or (isinstance(outcome, CallFailed) and outcome.breaks)
+        await self.ctx.run_blocking(self._notes.end, job, ends_burst=not isinstance(outcome, CallFailed) and ends)
+        self._slices.end(job, computed_s, is_step=isinstance(body, StepCall), ends_burst=ends or bool(bundle.over))
         return outcome, computed_s
 
     def _count(self, bundle: Bundle, times: CallTimes) -> None:
@@ -320,7 +342,8 @@ class TrainService(Actor):
 
     @handles(Down)
     async def trainer_gone(self, message: Down) -> None:
-        """A trainer that cannot be reached may be there again in a moment: a link can break, too."""
+        """End the lives of a trainer that is gone; an unreachable one, perhaps for a broken link, gets some time."""
+        self._ranks.heard(message)
         for bundle in self._bundles.values():
             if bundle.trainer != message.address or bundle.over:
                 continue
@@ -330,29 +353,29 @@ class TrainService(Actor):
                 self._end_life(bundle, "its trainer is gone")
 
     async def _miss(self, bundle: Bundle, since_s: float) -> None:
-        """Give its trainer the time to repeat its call, or what it said last."""
+        """End a life unless its trainer is heard from within ``service_patience_s``."""
         await self.ctx.sleep(self.ctx.limits.service_patience_s)
         if bundle.heard_s < since_s:
             self._end_life(bundle, "its trainer is gone")
 
     def _hear(self, bundle: Bundle) -> None:
-        """Its trainer has said something, perhaps over a new link."""
+        """Note that the bundle's trainer has sent something, perhaps over a new link, and watch that trainer."""
         bundle.heard_s = self.ctx.now()
         self.ctx.watch(bundle.trainer)
 
     def _end_life(self, bundle: Bundle, why: str, *, keep: bool = True) -> None:
-        """This life is over. ``keep``: its state may be gone on from."""
+        """End a life. ``keep``: the job's next life may go on from this one's state."""
         begins = not bundle.over
         if begins:
             bundle.over = why
             self.ctx.log.info("the life of a bundle is over", job=bundle.job, why=why)
-            self._turns.withdraw(bundle.job, BundleLost(f"job {bundle.job}: {why}"))
+            self._slices.withdraw(bundle.job, BundleLost(f"job {bundle.job}: {why}"))
         if begins or not keep:
             retire = self._retire(bundle, bundle.ending, keep=keep)
             bundle.ending = self.ctx.start_task(retire, f"retire {bundle.job}")
 
     async def _retire(self, bundle: Bundle, after: asyncio.Task[object] | None, *, keep: bool) -> None:
-        """Let go of what a life had, once nothing of it computes any more. It raises only MoveStuck."""
+        """Remove a life's state once its calls are done; with ``keep``, store it first. Raises MoveStuck, RankLost."""
         job = bundle.job
         for task in (bundle.before, bundle.work, after):
             if task is not None:
@@ -364,28 +387,26 @@ class TrainService(Actor):
             self.ctx.log.warning("the state of a bundle is not kept", job=job, why=str(error))
         try:
             await self._residency.remove(job, forget=not keep)
-        except MoveStuck:  # it is still there, as far as anybody knows: this process has come to its end
+        except MoveStuck:  # the state may still be in memory: this process has to end
             raise
         except _CANNOT_MOVE as error:
             self.ctx.log.warning("a bundle could not be removed", job=job, why=str(error))
         await bundle.backend.close()
         if not keep:
             await self.ctx.run_blocking(self._notes.forget, job)
-            if self._bundles.get(job) is bundle:  # else the job has come back, and its next life waits for this
-                self._turns.leave(job)
+            if self._bundles.get(job) is bundle:  # else the job has attached again, and its next life waits for this
+                self._slices.leave(job)
                 del self._bundles[job]
 
-    # ------------------------------------------------------------ how things stand
+    # ------------------------------------------------------------ status
 
     @handles(QueryService)
     async def state(self, message: QueryService) -> ServiceState:
         places = {place.job: place for place in self._residency.report().bundles}
-        bundles = [
-            bundle_state(bundle, places.get(job), self._turns, self._notes) for job, bundle in self._bundles.items()
-        ]
+        bundles = [bundle.state(places.get(job), self._slices, self._notes) for job, bundle in self._bundles.items()]
         return ServiceState(
             name=self._config.name,
-            holder=self._turns.holder,
+            holder=self._slices.holder,
             up_s=self.ctx.now() - self._began_s,
             compute_s=self._times.compute_s,
             switch_s=self._times.switch_s,
@@ -396,5 +417,5 @@ class TrainService(Actor):
 
 
 def build(args: ServiceArgs) -> dict[str, Actor]:
-    """The service's process hosts one actor."""
-    return {args.name: TrainService(args)}
+    followers = GroupFollowers(args) if args.size > 1 else NOBODY
+    return {args.name: TrainService(args, followers=followers)}

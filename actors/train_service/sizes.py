@@ -1,7 +1,7 @@
-"""Bytes of trained state that a model will have, told from its files: nothing is loaded.
+"""Estimates the bytes of trained state of a model from its files, without loading it.
 
-State is the weights in the model's dtype, a float32 master if that is another one, Adam's two moments, and the gradient
-sums of each replica. With an adapter it is the adapter's alone: the frozen model is none, as a reference model is none.
+The state is the weights in the model's dtype, a float32 master copy if that is another dtype, Adam's two moments, and
+each replica's gradients. With an adapter only the adapter's count: a frozen or a reference model is no trained state.
 """
 
 from __future__ import annotations
@@ -12,41 +12,50 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from actors.host.adapter import AdapterSpec
+from actors.models.adapter import AdapterSpec
 from actors.trainer.setup import resolve_replicas
+from configs.model_files import names_experts
 
 _HEADER_LENGTH_BYTES: Final = 8
 _HEADER_MAX_BYTES: Final = 100_000_000
-"""As safetensors itself has it."""
+"""Limit of safetensors itself."""
 _FLOAT32_BYTES: Final = 4
-_MOMENTS: Final = 2
+_MOMENT_BYTES: Final = {"adamw8bit": 2 * (1 + _FLOAT32_BYTES / 256)}
+"""Bytes of both moments of a trained number, by the optimizer; of others two of float32, which they do not exceed."""
 
 
 def parameters_of(model_path: Path, adapter: AdapterSpec | None = None) -> int:
-    """Number of parameters in the safetensors files of a model's directory, or at most of an adapter of that model; 0
-    where there are none, or none to read.
-    """
+    """Number of parameters in a model's safetensors files, or at most in an adapter of it; 0 if unreadable."""
     try:
         shapes = [shape for path in sorted(model_path.glob("*.safetensors")) for shape in _shapes(path)]
         if adapter is None:
             return sum(math.prod(shape) for _, shape in shapes)
-        return sum(adapter.rank * sum(shape) for name, shape in shapes if _may_be_adapted(name, shape, adapter))
+        adapted = [shape for name, shape in shapes if _may_be_adapted(name, shape, adapter)]
+        return sum(adapter.rank * math.prod(shape[:-2]) * sum(shape[-2:]) for shape in adapted)
     except (OSError, ValueError, KeyError, TypeError):
-        return 0  # whoever loads the model will say what is wrong with it
+        return 0  # loading the model will say what is wrong with it
 
 
-def state_bytes(model_path: Path, *, dtype: str, replicas: int, adapter: AdapterSpec | None = None) -> int:
+def state_bytes(
+    model_path: Path, *, dtype: str, replicas: int, adapter: AdapterSpec | None = None, optimizer: str = ""
+) -> int:
     """Bytes of the state of a job that trains the model of ``model_path``, or an ``adapter`` of it; 0 if its files do
-    not tell.
+    not tell. ``optimizer``: as ``trainer.optimizer``.
     """
     weight = _FLOAT32_BYTES if dtype == "float32" else 2
     low = 0 if dtype == "float32" else weight
-    each = weight + (0 if dtype == "float32" else _FLOAT32_BYTES) + _MOMENTS * _FLOAT32_BYTES
-    return parameters_of(model_path, adapter) * (each + replicas * (_FLOAT32_BYTES + low))
+    each = weight + (0 if dtype == "float32" else _FLOAT32_BYTES)
+    each += _MOMENT_BYTES.get(optimizer, 2 * _FLOAT32_BYTES)
+    return math.ceil(parameters_of(model_path, adapter) * (each + replicas * (_FLOAT32_BYTES + low)))
+
+
+def state_dtype(backend: str, dtype: str) -> str:
+    """The dtype of a job's trained weights; ranks keep their rows in float32 alone, whatever ``model.dtype`` is."""
+    return "float32" if backend == "fsdp" else dtype
 
 
 def replicas_of(model_path: Path, *, backend: str, device: str, threads: int) -> int:
-    """Replicas of the gradients that a backend of that kind has. ``threads``: 0 is a thread a core."""
+    """Number of gradient replicas of such a backend. ``threads``: 0 is one for each core."""
     if (backend, device) != ("torch", "cpu"):
         return 1
     return resolve_replicas(threads or len(os.sched_getaffinity(0)), model_path)
@@ -61,7 +70,12 @@ def in_words(count: int) -> str:
 
 
 def _may_be_adapted(name: str, shape: list[int], adapter: AdapterSpec) -> bool:
-    """Files do not tell a linear layer from an embedding, so this is too much rather than too little."""
+    """Whether the layer may get an adapter. Embeddings count too, since files do not tell them from linear layers.
+
+    Experts have other names in files, one matrix for each or one tensor for all: with any of them, all count.
+    """
+    if ".experts." in name or len(shape) == 3:
+        return len(shape) > 1 and any(map(names_experts, adapter.targets))
     layer = name.removesuffix(".weight")
     return len(shape) == 2 and (not adapter.targets or layer.endswith(adapter.targets))
 

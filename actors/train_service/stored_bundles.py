@@ -1,12 +1,12 @@
-"""Stored copies of bundles: written, replaced, moved between host memory and disk, and given up for others' room.
+"""Stored copies of bundles: written, replaced, and moved between host memory and disk to make room.
 
     store     changed parts ─▶ new files, or spare ones ─▶ manifest ─▶ the older copy's files: spare now, or gone
-    room      spares go first, then the least useful copy moves to disk; where neither is there, ``NoRoom``
+    room      spares go first, then the least useful copy moves to disk; if there is neither, ``NoRoom``
 
 Invariants
-- Files of a copy lie in one tier. Where the older copy lies in another, all parts are written, else those that changed.
+- Files of a copy lie in one tier. All parts are written if the older copy lies in another, else only the changed ones.
 - A job's older copy is whole until the newer one is.
-- Who makes room for one job never takes that job's own copy.
+- Making room for a job never moves that job's own copy.
 
 ``Residency`` calls one method at a time.
 """
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 from actors.host.room import no_space
+from actors.train_service.errors import NoRoomToPark, NotParkable, ResidencyError
 from actors.train_service.parked_files import CHUNK_BYTES, ParkedFiles, PartFile, StoredCopy
 from actors.train_service.parked_files import Tier as StoredTier
 from actors.train_service.parked_manifest import ManifestPart, ParkedManifest
-from actors.train_service.residency_errors import NoRoomToPark, NotParkable, ResidencyError
 from actors.train_service.tiers import BundleReport, ResidencyRules
 from actors.trainer.errors import BackendClosed, ParkedStateDamaged
-from actors.trainer.parking import TRAINED, Parkable, StatePart
+from actors.trainer.parking import TRAINED, Parkable, Place, StatePart
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,36 +39,30 @@ class RunBlocking(Protocol):
 
 
 class NoRoom(ResidencyError):
-    """A tier has no room, and nobody there can give any. It stays in this room."""
+    """A tier has no room, and nothing there can be moved or dropped. This error does not leave the package."""
 
 
 @dataclass(slots=True, eq=False)
-class Bundle:
-    """Holds one job's backend, and what is known of its state."""
+class TieredBundle:
+    """Holds one job's backend, and where its state lies."""
 
     job: str
     backend: Parkable
     last_used_s: float
-    needed_at_s: float | None = None
-    """When it is likely to be needed next; None: nobody knows."""
     resident: bool = True
     stored_versions: dict[str, int] = field(default_factory=dict[str, int])
     """Versions of the parts in the stored copy."""
     spares: dict[str, PartFile] = field(default_factory=dict[str, PartFile])
-    """Files of the copy before last, by part: their pages are there, and pinned, for the next one."""
-
-    def usefulness(self) -> tuple[bool, float, float]:
-        """Less useful than another if it is greater: needed by nobody knows when, or later, or last used longer ago."""
-        return self.needed_at_s is None, self.needed_at_s or 0.0, -self.last_used_s
+    """Files of the copy before last, by part, kept for the next copy: their pages are allocated and pinned."""
 
 
 class StoredBundles:
-    """Owns all stored copies of a service, of jobs that are attached and of those that may come back."""
+    """Owns all stored copies of a service: of attached jobs, and of jobs that may attach again."""
 
     def __init__(self, rules: ResidencyRules, files: ParkedFiles, run_blocking: RunBlocking) -> None:
         self._rules, self._files, self._run_blocking = rules, files, run_blocking
         self._limits: dict[StoredTier, int] = {"host": rules.host_bytes, "disk": rules.disk_bytes}
-        self.bundles: dict[str, Bundle] = {}
+        self.bundles: dict[str, TieredBundle] = {}
         self.copies: dict[str, StoredCopy] = {}
         self.used_bytes = files.used_bytes
         self.demoted = self.fetched = self.written_bytes = 0
@@ -79,7 +73,7 @@ class StoredBundles:
     async def close(self) -> None:
         await self._run_blocking(self._files.close)
 
-    def bundle(self, job: str) -> Bundle:
+    def bundle(self, job: str) -> TieredBundle:
         if job not in self.bundles:
             raise NotParkable(f"job {job!r} has no bundle in this service")
         return self.bundles[job]
@@ -93,16 +87,17 @@ class StoredBundles:
         return self.copies[job]
 
     @staticmethod
-    def least_useful(bundles: Iterable[Bundle]) -> Bundle | None:
-        return max(bundles, key=Bundle.usefulness, default=None)
+    def least_useful(bundles: Iterable[TieredBundle]) -> TieredBundle | None:
+        """The least recently used bundle."""
+        return min(bundles, key=lambda bundle: bundle.last_used_s, default=None)
 
     # ------------------------------------------------------------ out of the budget, and back
 
-    async def store(self, bundle: Bundle) -> None:
-        """Write what has changed of a resident bundle.
+    async def store(self, bundle: TieredBundle) -> None:
+        """Write the changed parts of a resident bundle.
 
         Raises:
-            NoRoomToPark: no tier has room; the copy that there was is as it was.
+            NoRoomToPark: no tier has room; the older copy is unchanged.
         """
         parts, copy = bundle.backend.parts(), self.copies.get(bundle.job)
         if not bundle.resident or (copy is not None and not _changed(bundle, parts)):
@@ -122,7 +117,7 @@ class StoredBundles:
             return
         raise self._no_room(bundle, parts)
 
-    def _no_room(self, bundle: Bundle, parts: Iterable[StatePart]) -> NoRoomToPark:
+    def _no_room(self, bundle: TieredBundle, parts: Iterable[StatePart]) -> NoRoomToPark:
         needed = sum(part.size_bytes for part in parts)
         return NoRoomToPark(
             f"job {bundle.job!r}: its state of {needed:,} bytes cannot be parked: of {self._rules.host_bytes:,} bytes "
@@ -130,11 +125,11 @@ class StoredBundles:
             f"{self.used_bytes['disk']:,}; give the service more host_bytes or disk_bytes, or fewer jobs"
         )
 
-    async def _places(self, bundle: Bundle, tier: StoredTier, parts: list[StatePart]) -> dict[str, PartFile]:
+    async def _places(self, bundle: TieredBundle, tier: StoredTier, parts: list[StatePart]) -> dict[str, PartFile]:
         """Files to write ``parts`` to.
 
         Raises:
-            NoRoom: the tier has none, and nobody could make it.
+            NoRoom: the tier has no room, and none could be made.
         """
         made: dict[str, PartFile] = {}
         try:
@@ -151,7 +146,7 @@ class StoredBundles:
         return made
 
     async def _make(self, tier: StoredTier, job: str, size_bytes: int, *, demoting: bool = True) -> PartFile:
-        """A new file for ``job``, others' spares and copies out of its way.
+        """A new file for ``job``; drops spares and moves others' copies if that is needed for room.
 
         Raises:
             NoRoom: that is not enough.
@@ -167,13 +162,14 @@ class StoredBundles:
                 raise NoRoom
 
     async def _write(
-        self, bundle: Bundle, tier: StoredTier, parts: tuple[StatePart, ...], made: dict[str, PartFile]
+        self, bundle: TieredBundle, tier: StoredTier, parts: tuple[StatePart, ...], made: dict[str, PartFile]
     ) -> None:
         old = self.copies.get(bundle.job)
         known = {} if old is None else {part.name: part for part in old.manifest.parts}
         files = {part.name: made.get(part.name) or _file(old, part.name) for part in parts if part.blocks}
         try:
-            digests = await bundle.backend.copy_out({name: file.memory for name, file in made.items()}, CHUNK_BYTES)
+            places = {name: Place(file.memory, file.path) for name, file in made.items()}
+            digests = await bundle.backend.copy_out(places, CHUNK_BYTES)
             manifest = ParkedManifest(
                 job=bundle.job,
                 fingerprint=bundle.backend.fingerprint(),
@@ -203,8 +199,8 @@ class StoredBundles:
         if old is not None:
             await self._replaced(bundle, old, files)
 
-    async def _replaced(self, bundle: Bundle, old: StoredCopy, files: dict[str, PartFile]) -> None:
-        """Keep the older copy's files for the next one, or remove them."""
+    async def _replaced(self, bundle: TieredBundle, old: StoredCopy, files: dict[str, PartFile]) -> None:
+        """Keep the older copy's files as spares, or remove them."""
         await self._run_blocking(self._files.withdraw, old)
         for name, file in old.files.items():
             if files.get(name) is file:
@@ -214,7 +210,7 @@ class StoredBundles:
             else:
                 await self._drop(file, bundle)
 
-    async def resume(self, bundle: Bundle) -> None:
+    async def resume(self, bundle: TieredBundle) -> None:
         """Restore a parked bundle from where its copy lies.
 
         Raises:
@@ -229,11 +225,11 @@ class StoredBundles:
         bundle.resident = True
         bundle.stored_versions = {part.name: part.version for part in bundle.backend.parts()}
 
-    async def go_on(self, bundle: Bundle, state_hash: str) -> None:
-        """Give a backend that has just been started the stored state that was found for its job, but the sums.
+    async def go_on(self, bundle: TieredBundle, state_hash: str) -> None:
+        """Restore the state that was found for a job into its new backend, without the gradient sums.
 
         Raises:
-            ParkedStateDamaged: it is not there any more, is another model's, or was altered: then it has been removed.
+            ParkedStateDamaged: the copy is gone; or it is another model's or was altered, and has been removed.
         """
         job, copy = bundle.job, self.copies.get(bundle.job)
         if copy is None or copy.manifest.hash != state_hash:
@@ -256,12 +252,12 @@ class StoredBundles:
         return self.used_bytes["host"] > self._rules.high_water * self._rules.host_bytes
 
     async def relieve_one(self) -> bool:
-        """Make some room in host memory if it is fuller than it should be; whether there was some to be made."""
+        """Make some room in host memory if it is above the high-water mark; whether any was made."""
         return self._is_high and await self._free_some(None)
 
     async def _free_some(self, job: str | None, *, demoting: bool = True) -> bool:
-        """Drop a spare file, else move the least useful copy to disk, none of ``job``; whether that could be done."""
-        bundles = sorted(self.bundles.values(), key=Bundle.usefulness, reverse=True)
+        """Drop a spare file, else move the least useful copy that is not ``job``'s to disk; whether either was done."""
+        bundles = sorted(self.bundles.values(), key=lambda bundle: bundle.last_used_s)
         for bundle in bundles:
             if bundle.spares:
                 _, spare = bundle.spares.popitem()
@@ -275,7 +271,7 @@ class StoredBundles:
         return False
 
     async def _demote(self, job: str) -> bool:
-        """Move a copy to disk; False: there is no room. One that was damaged goes altogether."""
+        """Move a copy to disk, or remove it if it was damaged. False: there is no room."""
         copy = self.copies[job]
         if self.used_bytes["disk"] + copy.taken_bytes > self._rules.disk_bytes:
             return False
@@ -286,11 +282,11 @@ class StoredBundles:
         return False
 
     async def fetch(self, job: str) -> None:
-        """Move a copy from disk to host memory, where it needs nobody else's.
+        """Move a copy from disk to host memory, if that moves no other job's copy out.
 
         Raises:
-            NoRoom: it would.
-            ParkedStateDamaged: it was altered, and has been removed.
+            NoRoom: there is no room without that.
+            ParkedStateDamaged: the copy was altered, and has been removed.
         """
         copy = self.copy(job)
         if copy.tier == "host":
@@ -317,7 +313,7 @@ class StoredBundles:
         await self._unmap(copy, self.bundles.get(job))
         await self._run_blocking(self._files.forget, copy)
 
-    # ------------------------------------------------------------ gone
+    # ------------------------------------------------------------ removing
 
     async def forget(self, job: str) -> None:
         """Remove a job's stored copy, if there is one."""
@@ -329,7 +325,7 @@ class StoredBundles:
             await self._run_blocking(self._files.forget, copy)
 
     async def leave(self, job: str) -> None:
-        """The bundle of ``job`` is about to go: nothing of ours is pinned by its backend any more."""
+        """Drop the spares of ``job`` and unpin its copy, since its bundle is about to be removed."""
         bundle = self.bundles.get(job)
         if bundle is None:
             return
@@ -339,39 +335,35 @@ class StoredBundles:
         if job in self.copies:
             await self._unmap(self.copies[job], bundle)
 
-    async def _unmap(self, copy: StoredCopy, bundle: Bundle | None) -> None:
+    async def _unmap(self, copy: StoredCopy, bundle: TieredBundle | None) -> None:
         for file in copy.files.values():
             await self._let_go(file, bundle)
             file.mapped = None
 
-    async def _drop(self, file: PartFile, bundle: Bundle | None) -> None:
+    async def _drop(self, file: PartFile, bundle: TieredBundle | None) -> None:
         await self._let_go(file, bundle)
         await self._run_blocking(self._files.remove, file)
 
     @staticmethod
-    async def _let_go(file: PartFile, bundle: Bundle | None) -> None:
+    async def _let_go(file: PartFile, bundle: TieredBundle | None) -> None:
         if file.mapped is not None and bundle is not None:
             with contextlib.suppress(BackendClosed):
                 await bundle.backend.forget_place(file.mapped)
 
-    def report(self, bundle: Bundle) -> BundleReport:
+    def report(self, bundle: TieredBundle) -> BundleReport:
         copy = self.copies.get(bundle.job)
         spares = sum(file.taken_bytes for file in bundle.spares.values())
         in_host = 0 if copy is None or copy.tier == "disk" else copy.taken_bytes
-        parts = bundle.backend.parts()
         return BundleReport(
             job=bundle.job,
             tier="budget" if bundle.resident else "host" if copy is None else copy.tier,
             resident_bytes=bundle.backend.resident_bytes() if bundle.resident else 0,
-            released_bytes=0 if bundle.resident else bundle.backend.released_bytes(),
             host_bytes=in_host + spares,
             disk_bytes=copy.taken_bytes if copy is not None and copy.tier == "disk" else 0,
-            unsaved_bytes=sum(p.size_bytes for p in parts if bundle.stored_versions.get(p.name) != p.version),
-            steps_stored=None if copy is None else copy.manifest.steps,
         )
 
 
-def _changed(bundle: Bundle, parts: Iterable[StatePart]) -> bool:
+def _changed(bundle: TieredBundle, parts: Iterable[StatePart]) -> bool:
     return any(bundle.stored_versions.get(part.name) != part.version for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""How much each tier of a service may hold, and what is told of what lies where."""
+"""How much each memory tier of a training service may hold, and reports on what lies where."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tier = Literal["budget", "host", "disk"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidencyRules:
-    """Says how much each tier may hold."""
+    """The rules say how much each tier may hold."""
 
     budget_bytes: int
     host_bytes: int
@@ -25,7 +25,7 @@ class ResidencyRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParkedState:
-    """Names a job's last stored state, checked byte by byte when it was looked up."""
+    """A job's last stored state is described by this; its bytes were checked when it was looked up."""
 
     job: str
     steps: int
@@ -37,38 +37,32 @@ class ParkedState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleReport:
-    """Says where one bundle's state lies."""
+    """The report says where one bundle's state lies."""
 
     job: str
     tier: Tier
     """The highest tier that has it."""
     resident_bytes: int
     """Bytes in the budget, 0 if it is parked."""
-    released_bytes: int
-    """Bytes that stay beside the budget while it is parked, 0 if it is resident."""
     host_bytes: int
     disk_bytes: int
-    unsaved_bytes: int
-    """Bytes of parts that have changed since they were stored: what would be lost with the process."""
-    steps_stored: int | None
-    """Optimizer steps in the stored copy, None without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidencyReport:
-    """Says what the tiers hold."""
+    """The report says what the tiers hold."""
 
     bundles: tuple[BundleReport, ...]
     budget_bytes: int
     host_bytes: int
-    """Bytes in shared memory, of jobs that are not attached too."""
+    """Bytes in shared memory, including those of jobs that are not attached."""
     disk_bytes: int
     parked: int
     """How often state was moved out of the budget."""
     resumed: int
     demoted: int
-    """How often from host memory to disk."""
+    """How often state was moved from host memory to disk."""
     fetched: int
-    """How often from disk to host memory."""
+    """How often state was moved from disk to host memory."""
     written_bytes: int
-    """Bytes that were copied out of the budget: parts that had not changed are not in it."""
+    """Bytes that were copied out of the budget, without parts that had not changed."""

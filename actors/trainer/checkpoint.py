@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole under their final name, or not there at all.
+"""Checkpoints on disk: each is whole under its final name, or not there at all.
 
     RUN_DIR/checkpoints/step_000040/    training goes on at step 40
         config.json  model.safetensors  tokenizer…    an HF directory
@@ -8,7 +8,7 @@
 Always true
 - A checkpoint is written under a hidden name, every file is flushed to the disk, and then it is renamed.
 - Nothing is loaded from a checkpoint before each of its files has the size and the hash that ``state.json`` names.
-- What is removed is renamed first, so that a crash leaves no half of a checkpoint under a checkpoint's name.
+- A checkpoint is renamed before it is removed, so that a crash leaves no half of one under a checkpoint's name.
 - Pruning removes the oldest only after a newer one is durable, and never the one just written.
 """
 
@@ -19,16 +19,22 @@ import re
 import shutil
 from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import xxhash
 
+from actors.host.plain_file import open_plain, read_plain
+from actors.host.whole_file import flush_to_disk
 from actors.trainer.errors import CheckpointCorrupt
+from configs.errors import ConfigError
+from configs.run_files import CHECKPOINTS
 
 STATE_FILE = "state.json"
 TRAINER_DIRECTORY = "trainer"
 _NAME = re.compile(r"step_(\d{6,})")
 _READ_BYTES = 4 << 20
+_STATE_BYTES_MAX = 16 << 20
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -37,18 +43,18 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """Is what ``state.json`` holds. ``step`` is the next step to train; the weights are policy version ``step``."""
+    """Holds what ``state.json`` says. ``step`` is the next step to train; the weights are policy version ``step``."""
 
     format: int = 1
     job: str
     step: int
     files: dict[str, StoredFile] = {}
     xxh3: str = ""
-    """Hash of everything above, as it stands in the file without this; empty in checkpoints of 0.1."""
+    """Hash of this struct as JSON with ``xxh3`` empty; empty in checkpoints of 0.1."""
 
 
 def checkpoints_directory(run_dir: Path) -> Path:
-    return run_dir / "checkpoints"
+    return run_dir / CHECKPOINTS
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
@@ -63,7 +69,7 @@ def stored(run_dir: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """The step that the checkpoint at ``path`` is of."""
+    """The step of the checkpoint at ``path``."""
     return int(path.name.removeprefix("step_"))
 
 
@@ -74,7 +80,7 @@ def newest(run_dir: Path) -> Path | None:
 
 
 def begin(run_dir: Path, step: int) -> Path:
-    """An empty hidden directory to write the checkpoint into; what a crash left there is removed."""
+    """Make an empty hidden directory for the checkpoint, and remove what a crash left there."""
     final = checkpoint_path(run_dir, step)
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -83,50 +89,61 @@ def begin(run_dir: Path, step: int) -> Path:
 
 
 def abandon(partial: Path) -> None:
-    """Remove what could not be written to its end."""
+    """Remove a checkpoint that could not be finished."""
     shutil.rmtree(partial, ignore_errors=True)
 
 
 def commit(partial: Path, state: CheckpointState) -> Path:
-    """Write ``state.json`` with the hash of every file, flush all of it, and give it its final name."""
+    """Write ``state.json`` with the hash of every file, flush all files, and give the checkpoint its final name."""
     files = {str(file.relative_to(partial)): _describe(file) for file in _files(partial)}
     state = msgspec.structs.replace(state, files=files)
     state = msgspec.structs.replace(state, xxh3=_state_hash(state))
     encoded = msgspec.json.format(msgspec.json.encode(state), indent=2)
     (partial / STATE_FILE).write_bytes(encoded + b"\n")
     for path in [*_files(partial), *sorted(p for p in partial.rglob("*") if p.is_dir()), partial]:
-        _flush(path)
+        flush_to_disk(path)
     final = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
     replaced = _hide(final) if final.exists() else None  # a replay reached the same step again
     partial.rename(final)
-    _flush(final.parent)
+    flush_to_disk(final.parent)
     if replaced is not None:
         shutil.rmtree(replaced)
     return final
 
 
 def read(path: Path, *, hashes: bool = True) -> CheckpointState:
-    """The state of the checkpoint at ``path``, after all of its files were verified; of the large ones their sizes
-    alone without ``hashes``.
+    """The state of the checkpoint at ``path``, after all of its files were verified; without ``hashes``, only the sizes
+    of all but ``state.json``.
 
     Raises CheckpointCorrupt, naming the first file that is missing, cut short or altered.
     """
     state_file = path / STATE_FILE
     try:
-        state = msgspec.json.decode(state_file.read_bytes(), type=CheckpointState)
-    except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:  # text that is no UTF-8; deep nesting
+        content = read_plain(state_file, _STATE_BYTES_MAX, below=path)
+        state = msgspec.json.decode(content, type=CheckpointState)
+    except (
+        OSError,
+        ConfigError,
+        msgspec.DecodeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # text that is no UTF-8; deep nesting
         raise _corrupt(state_file, str(error)) from error
     if state.xxh3 and state.xxh3 != _state_hash(state):
         raise _corrupt(state_file, "its content was altered (hash differs)")
     for name, expected in state.files.items():
         file = path / name
-        if not file.is_file():
-            raise _corrupt(file, "the file is missing")
-        size = file.stat().st_size
-        if size != expected.bytes:
-            raise _corrupt(file, f"{size} bytes, expected {expected.bytes}")
-        if hashes and _hash(file) != expected.xxh3:
-            raise _corrupt(file, "its content was altered (hash differs)")
+        try:
+            with open_plain(file, below=path) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size != expected.bytes:
+                    raise _corrupt(file, f"{size} bytes, expected {expected.bytes}")
+                if hashes and _hash(stream) != expected.xxh3:
+                    raise _corrupt(file, "its content was altered (hash differs)")
+        except FileNotFoundError:
+            raise _corrupt(file, "the file is missing") from None
+        except ConfigError as error:
+            raise _corrupt(file, error.problems[0].wrong) from None
     return state
 
 
@@ -135,13 +152,13 @@ def prune(run_dir: Path, keep: int, spared: Container[int] = ()) -> list[Path]:
     removed = [path for path in stored(run_dir)[: -max(1, keep)] if step_of(path) not in spared]
     for path in removed:
         _hide(path)
-    for hidden in checkpoints_directory(run_dir).glob(".step_*.removed"):  # of a crash as well
+    for hidden in checkpoints_directory(run_dir).glob(".step_*.removed"):  # also those that a crash left
         shutil.rmtree(hidden)
     return removed
 
 
 def _hide(path: Path) -> Path:
-    """First out of sight: a half-removed checkpoint must not look like one."""
+    """Rename a checkpoint that is to be removed: half-removed, it must not look like one."""
     hidden = path.with_name(f".{path.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)  # a crash left it
     return path.rename(hidden)
@@ -162,20 +179,12 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _describe(file: Path) -> StoredFile:
-    return StoredFile(bytes=file.stat().st_size, xxh3=_hash(file))
-
-
-def _hash(file: Path) -> str:
-    digest = xxhash.xxh3_128()
     with file.open("rb") as stream:
-        while block := stream.read(_READ_BYTES):
-            digest.update(block)
+        return StoredFile(bytes=file.stat().st_size, xxh3=_hash(stream))
+
+
+def _hash(stream: BinaryIO) -> str:
+    digest = xxhash.xxh3_128()
+    while block := stream.read(_READ_BYTES):
+        digest.update(block)
     return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

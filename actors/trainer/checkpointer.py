@@ -1,12 +1,12 @@
-"""The trainer's checkpoints: one is loaded when it starts, others are written while it goes on training.
+"""The trainer's checkpoints: one is loaded at its start, others are written while training goes on.
 
     write   backend.save ─ backend.export_checkpoint ─▶ hidden directory      between two optimizer steps
     store   flush, rename, prune ─▶ CheckpointTaken ─▶ scheduler              beside the next step
 
 Invariants
-- At most one is being stored; the next ``write`` waits for it.
-- Room for a checkpoint is looked at before it is written; of one that could not be, nothing is left.
-- The scheduler is told of a checkpoint once it is durable. How it lies on the disk: ``checkpoint.py``.
+- At most one checkpoint is being stored; the next ``write`` waits for it.
+- Room for a checkpoint is checked before it is written; a failed one leaves nothing behind.
+- The scheduler is told of a checkpoint once it is durable. Its layout on disk: ``checkpoint.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from actors.core.context import Context
 from actors.host.room import require_room
@@ -29,15 +29,22 @@ from actors.trainer.spans import SpanRecorder
 from configs.schema import JobConfig
 
 EXPORT_NOTE: Final = "export_failed.txt"
-"""File of a checkpoint that says why it holds no model for other programs."""
+"""File that says why a checkpoint holds no model for other programs."""
 _REFUSALS: Final = (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError)
-"""Errors by which a library says that it does not want to; a disk's errors are none of them."""
+"""Errors by which a library refuses to export; a disk's errors are none of them."""
+
+
+class ResumePoint(NamedTuple):
+    """Names the checkpoint from which training goes on, and its step; no checkpoint means step 0."""
+
+    path: Path | None
+    step: int
 
 
 class Checkpointer:
     """Loads and writes the checkpoints of one job.
 
-    ``ask`` puts a question to the scheduler until it is answered; ``on_trouble`` has people told a text of a kind.
+    ``ask`` asks the scheduler until it answers; ``on_trouble`` tells people of a problem: its kind and a text.
     """
 
     def __init__(
@@ -59,40 +66,28 @@ class Checkpointer:
         self._on_trouble = on_trouble
         self._storing: asyncio.Task[object] | None = None
 
-    async def resume(self, named: str) -> int:
-        """Load the checkpoint that was named, else the newest one, else stay with the model as it is.
-
-        Returns:
-            The step with which training goes on.
-        """
-        path = self._chosen(named)
+    async def find(self, named: str) -> ResumePoint:
+        """The ``named`` checkpoint, else the newest one, with all of its files verified; else none and step 0."""
+        path = Path(named) if named else checkpoint.newest(self._run_dir)
         if path is None:
-            return 0
-        state = await self._read(path)
-        await self._backend.load(path / checkpoint.TRAINER_DIRECTORY)
-        self._ctx.log.info("checkpoint loaded", path=str(path), step=state.step)
-        return state.step
-
-    async def step_of(self, named: str) -> int:
-        """The step with which training would go on after ``resume``."""
-        path = self._chosen(named)
-        return 0 if path is None else (await self._read(path)).step
-
-    def _chosen(self, named: str) -> Path | None:
-        return Path(named) if named else checkpoint.newest(self._run_dir)
-
-    async def _read(self, path: Path) -> checkpoint.CheckpointState:
+            return ResumePoint(None, 0)
         state = await self._ctx.run_blocking(checkpoint.read, path)
         if state.job != self._job.name:
             raise CheckpointCorrupt(
                 f"{path}: a checkpoint of job {state.job!r}, expected {self._job.name!r}; resume from one of its own"
             )
-        return state
+        return ResumePoint(path, state.step)
+
+    async def load(self, found: ResumePoint) -> None:
+        """Have the backend load the checkpoint that was found, if any."""
+        if found.path is not None:
+            await self._backend.load(found.path / checkpoint.TRAINER_DIRECTORY)
+            self._ctx.log.info("checkpoint loaded", path=str(found.path), step=found.step)
 
     async def write(self, step: int, *, final: bool, spared: tuple[int, ...] | None = None) -> None:
-        """Write the present weights, which are those of ``step``; they are stored beside the next step.
+        """Write the present weights, which are those of ``step``; the next step is trained while they are stored.
 
-        ``spared``: steps of older checkpoints that are not removed then; None: that is not known, so none is.
+        ``spared``: steps whose checkpoints pruning keeps; None: unknown, so with ``keep_best`` it removes none.
         """
         await self.settle()
         with self._spans.span("checkpoint", step=step, version=step):
@@ -104,7 +99,7 @@ class Checkpointer:
         self._storing = self._ctx.start_task(self._store(partial, step, final, spared), f"store checkpoint {step}")
 
     async def _export(self, partial: Path, step: int) -> None:
-        """Write the model for others. If its library refuses, the checkpoint goes without it: training needs none."""
+        """Write the model for other programs. If its library refuses, the checkpoint lacks it: training needs none."""
         try:
             await self._backend.export_checkpoint(partial)
         except _REFUSALS as error:
@@ -119,7 +114,7 @@ class Checkpointer:
 
     @asynccontextmanager
     async def _writing(self, partial: Path, step: int) -> AsyncIterator[int]:
-        """The block writes ``partial``: what it cannot write to its end it does not leave. Yields how much that is."""
+        """Remove ``partial`` if the block, which writes it, fails. Yields the bytes that it will take."""
         size = self._backend.stored_bytes().checkpoint
         try:
             with telling_of_room(partial, f"the checkpoint of step {step}", size):
@@ -137,7 +132,7 @@ class Checkpointer:
         await self._ask(CheckpointTaken(job=self._job.name, step=step, path=str(path), final=final), Acknowledged)
 
     async def settle(self) -> None:
-        """Wait until the last one is stored."""
+        """Wait until the last checkpoint is stored."""
         if self._storing is not None:
             async with asyncio.timeout(2 * self._ctx.limits.checkpoint_timeout_s):
                 await self._storing

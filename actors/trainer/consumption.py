@@ -1,4 +1,4 @@
-"""When does the trainer begin with what has arrived? One plan per step, from the job's mode (StreamRL 1.3).
+"""Decides when the trainer begins with groups that have arrived: a plan per step, from the job's mode (StreamRL 1.3).
 
     mode               trains                                               gradient sums
     sync               once, when all of the step is there                  bit for bit the same in every run
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from configs.schema import JobConfig
 
 CHUNKS = 4
-"""Each micro-batch costs a few milliseconds beside its tokens: a handful of chunks streams, many would crawl."""
+"""Chunks of a step. Each micro-batch costs a few milliseconds besides its tokens, so many chunks would be slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,20 @@ class Consumption:
 
     window_prompts: int
     in_order: bool
-    """Windows are fixed ranges of prompts; else a window is whatever is there."""
+    """Whether windows are fixed ranges of prompts; else a window is whatever is there."""
     saturation_tokens: int = 0
-    """Not in order: this many tokens are enough for a window, instead of ``window_prompts`` groups; 0: groups count."""
+    """Tokens that are enough for a window, if not ``in_order``; 0: ``window_prompts`` groups are."""
     is_whole: bool = False
-    """The only window is the step, prompts that nobody expected included: advantages are whitened over all of it, or it
+    """Whether the only window is the step, unexpected prompts included: advantages are whitened over all of it, or it
     is cut into minibatches."""
 
 
-def consumption(job: JobConfig, tokens_before: int) -> Consumption:
-    """The plan of the next step. ``tokens_before``: prompt and response tokens of the step before it, 0 if unknown."""
+def consumption(job: JobConfig, tokens_before: int, *, pass_tokens: int = 0) -> Consumption:
+    """The plan of the next step.
+
+    ``tokens_before``: prompt and response tokens of the step before it, 0 if unknown; ``pass_tokens``: those of a
+    micro-batch, 0 if they are as configured.
+    """
     mode, configured, whole = job.sync.mode, job.trainer.window_prompts, job.algorithm.prompts_per_step
     if job.algorithm.needs_whole_step:
         return Consumption(whole, in_order=True, is_whole=True)
@@ -46,15 +50,15 @@ def consumption(job: JobConfig, tokens_before: int) -> Consumption:
     if mode == "async":
         return Consumption(chunk, in_order=False)
     if mode == "dynamic":
-        return Consumption(chunk, in_order=False, saturation_tokens=_saturation(job, tokens_before))
+        return Consumption(chunk, in_order=False, saturation_tokens=_saturation(job, tokens_before, pass_tokens))
     if mode == "minibatch":
         return Consumption(chunk, in_order=True)
     return Consumption(whole, in_order=True)
 
 
-def _saturation(job: JobConfig, tokens_before: int) -> int:
-    """Tokens that fill the device; a threshold near a whole step's tokens would be no streaming at all."""
+def _saturation(job: JobConfig, tokens_before: int, pass_tokens: int) -> int:
+    """Tokens that fill the device, or fewer: a threshold near a whole step's tokens would leave nothing to stream."""
     if job.trainer.saturation_tokens:
         return job.trainer.saturation_tokens
-    full = job.trainer.pass_tokens
+    full = pass_tokens or job.trainer.pass_tokens
     return min(full, -(-tokens_before // CHUNKS)) if tokens_before else full

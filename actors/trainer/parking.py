@@ -1,4 +1,4 @@
-"""State that a backend hands over and takes back: what a bundle of a training service is parked as.
+"""State that a backend hands over and takes back when a training service parks its bundle.
 
     StatePart   trained   weights, master, Adam's moments, step counts   changes with ``step`` and ``load``
                 sums      gradient sums, a block for each replica        changes with ``accumulate``, empty after a step
@@ -7,11 +7,11 @@
     resident ── copy_out ─▶ resident, stored ── release ─▶ released ── restore ─▶ resident
 
 Invariants (asserted for every kind of backend by ``tests/contracts/test_parkable_contract.py``)
-- ``copy_out``, ``release``, ``restore`` gives weights, master, moments, step counts and gradient sums bit for bit.
+- ``restore`` brings back, bit for bit, what ``copy_out`` stored: weights, master, moments, step counts, gradient sums.
 - Equal versions of a part mean equal bytes. Scoring, exporting, saving and parking change no version, restoring does.
 - A part without blocks holds nothing but zeros: it is not stored, and ``restore`` of nothing gives zeros.
-- After ``release`` a backend refuses every call with ``StateParked`` but ``restore``, ``export_parked``,
-  ``stored_bytes``, ``parts`` and ``close``, and holds no more than ``released_bytes`` of what it held.
+- After ``release`` a backend refuses every call with ``StateParked`` but ``restore``, ``stored_bytes``, ``parts`` and
+  ``close``, and holds no more than ``released_bytes`` of what it held.
 - Tensors keep their identity, and their addresses wherever ``keeps_addresses`` says so.
 - ``restore`` checks every byte that it reads; where one does not fit its hash it raises ``ParkedStateDamaged``, and the
   backend stays released.
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from actors.protocol.weights import Manifest
 from actors.trainer.backend import TrainBackend
 from actors.weights.manifest import ALIGNMENT_BYTES
 
@@ -42,32 +41,40 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatePart:
-    """Describes blocks that change together."""
+    """Describes a part of the state: blocks that change together."""
 
     name: str
     version: int
-    """A number that another one takes the place of whenever the bytes may have changed."""
+    """Number that changes whenever the bytes may have changed."""
     blocks: tuple[Block, ...] = ()
-    """Blocks in order; none: it is all zeros, or not there yet."""
+    """Blocks in order; none if the part is all zeros or does not exist yet."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that its stored copy takes."""
+        """Bytes of the part's stored copy."""
         return size_bytes(self.blocks)
+
+
+class Place(NamedTuple):
+    """Room for a part's copy: a file, mapped into memory here. Ranks of a backend open it by its path."""
+
+    memory: memoryview
+    path: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredPart:
-    """Holds a part's stored copy, mapped."""
+    """Holds a part's stored copy, a file that is mapped into memory here."""
 
     blocks: tuple[Block, ...]
     memory: memoryview
     hashes: tuple[bytes, ...]
     """Digests (xxh3-128) of each block's chunks of ``chunk_bytes``, one block after the other."""
     chunk_bytes: int
+    path: Path
+    """The file, for processes that open it themselves."""
 
     def block(self, name: str) -> memoryview:
-        """The bytes of one block."""
         (found,) = (block for block in self.blocks if block.name == name)
         return self.memory[found.offset_bytes :][: found.length_bytes]
 
@@ -83,7 +90,7 @@ def place_blocks(lengths: Sequence[tuple[str, int]]) -> tuple[Block, ...]:
 
 
 def size_bytes(blocks: Sequence[Block]) -> int:
-    """Bytes from the first block's first to the last one's last."""
+    """Bytes from the start of the first block to the end of the last."""
     return blocks[-1].offset_bytes + blocks[-1].length_bytes if blocks else 0
 
 
@@ -102,11 +109,11 @@ class Parkable(TrainBackend, Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Says which tensors of which kind lie where; state may be restored only if this is equal."""
+        """A text that says which tensors of which kind lie where; state may be restored only where it is equal."""
         ...
 
     def parts(self) -> tuple[StatePart, ...]:
-        """The state as it is now; released: as it was."""
+        """The parts of the state as it is now; after ``release``, as it was."""
         ...
 
     def resident_bytes(self) -> int:
@@ -117,21 +124,21 @@ class Parkable(TrainBackend, Protocol):
         ...
 
     def released_bytes(self) -> int:
-        """Bytes that stay after ``release``: less than two pages for each tensor, and what is small by nature."""
+        """Bytes that stay after ``release``: less than two pages for each tensor, and small things such as counts."""
         ...
 
-    async def copy_out(self, places: Mapping[str, memoryview], chunk_bytes: int) -> dict[str, tuple[bytes, ...]]:
-        """Copy the named parts to where they are to be stored; the digests, as ``StoredPart`` has them."""
+    async def copy_out(self, places: Mapping[str, Place], chunk_bytes: int) -> dict[str, tuple[bytes, ...]]:
+        """Copy the parts named in ``places`` there; returns their digests, as in ``StoredPart.hashes``."""
         ...
 
     async def release(self) -> None:
-        """Give the state's memory back. Whoever calls this has a stored copy of every part that has blocks."""
+        """Give the state's memory back. The caller has a stored copy of every part that has blocks."""
         ...
 
     async def restore(self, stored: Mapping[str, StoredPart]) -> None:
         """Take the state back from its stored copy; parts that are not named are zeros.
 
-        Also into a backend that has just been started for the same model: then nothing need have been released.
+        Works also for a backend that has just been started for the same model, without a ``release``.
 
         Raises:
             ParkedStateDamaged: a byte does not fit its hash; the backend is released.
@@ -139,11 +146,5 @@ class Parkable(TrainBackend, Protocol):
         ...
 
     async def forget_place(self, memory: memoryview) -> None:
-        """``memory``, to or from which was copied, will not be used again: it need not be pinned any more."""
-        ...
-
-    async def export_parked(
-        self, trained: StoredPart, path: Path, *, job: str, policy_version: int, chunk_bytes: int
-    ) -> Manifest:
-        """Do as ``TrainBackend.export_segment`` does, from the stored copy; the state stays where it is."""
+        """Unpin ``memory``, which was copied to or from and will not be used again."""
         ...

@@ -1,13 +1,13 @@
-"""Publishes the trainer's weights: laid out at once, offered to the weight server beside further training.
+"""Publishes the trainer's weights: exported at once, then offered to the weight server while training goes on.
 
     step ─▶ publish(v) ─ export (backend thread) ─┬─▶ return: the next step may be opened
                                                    └─▶ Publish ─▶ weight server ─▶ Published(newest)
 
-Always true
+Invariants
 - Versions are immutable: what the server holds, or anything newer, is never published again. So a trainer that
   replays steps publishes nothing until it is past the newest version.
 - At most one version is on its way; the next export waits for it.
-- Whoever does not answer is looked up at the scheduler before it is asked again.
+- If the weight server does not answer, its address is looked up at the scheduler before it is asked again.
 - Export runs between optimizer steps only (the trainer's loop calls it), so a segment is never half old, half new.
 """
 
@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Publisher:
-    """Publishes for one life of the trainer. ``newest``: the newest version that the server is known to hold, or -1."""
+    """A publisher serves one life of the trainer. ``newest``: newest version known to be at the server, or -1."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Publisher:
         self.newest = -1
 
     def server_changed(self, address: ActorAddress) -> None:
-        """Somebody else serves the weights now."""
+        """Another server has taken the weights over."""
         self._server = address
 
     async def find_server(self) -> None:
@@ -113,7 +113,7 @@ class Publisher:
         )
 
     async def _look_again(self) -> None:
-        """Who serves the weights now: a scheduler that has restarted as well does not know whom it should tell."""
+        """Ask the scheduler who serves the weights now: a restarted one does not know that it should tell us."""
         await self._scheduler.find()
         lookup = LookupService(job=self._job, role="weights")
         found = await self._ctx.ref(self._scheduler.address).ask(lookup, ServiceFound)

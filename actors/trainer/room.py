@@ -1,10 +1,10 @@
-"""Room for what a trainer writes: its checkpoints on the run's disk, its versions in shared memory.
+"""Checks of room for what a trainer writes: its checkpoints on the run's disk, its versions in shared memory.
 
-    start        all that the run will keep at once must fit beside what it has already
-    checkpoint   this one must fit; what was begun of it is removed if it does not, so that others have that room
-    publish      an error that means full memory is told as such
+    start        all that the run will keep at once must fit, less what it already has
+    checkpoint   this one must fit; if it does not, what was written of it is removed, to free that room
+    publish      an error that means full memory becomes NoSpaceLeft
 
-NoSpaceLeft is permanent: it ends the run, whose newest checkpoint and journal stay good.
+NoSpaceLeft is permanent: it ends the run, whose newest checkpoint and journal stay valid.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from configs.schema import JobConfig
 
 
 def require_room_for_run(job: JobConfig, run_dir: Path, sizes: StoredBytes) -> None:
-    """See that the run can keep what it is to keep.
+    """Check that all checkpoints and versions that the run will keep at once fit.
 
     Raises:
-        NoSpaceLeft: it cannot; names what is missing and which keys of the job file would need less.
+        NoSpaceLeft: they do not; the message says what is missing and which keys of the job file would need less.
     """
     every = job.checkpoint.every
     best = job.eval if job.checkpoint.keep_best else None
     taken = 1 + (job.steps // every if every else 0) + (job.steps // best.every if best is not None else 0)
-    beside = 3 if best is not None else 1  # the newest is whole before the oldest goes; the best, one being evaluated
+    beside = 3 if best is not None else 1  # one being written; the best and one being evaluated
     kept = min(job.checkpoint.keep + beside, taken)
     missing = max(1, kept - len(checkpoint.stored(run_dir)))
     require_room(
@@ -49,7 +49,7 @@ def require_room_for_run(job: JobConfig, run_dir: Path, sizes: StoredBytes) -> N
 
 @contextmanager
 def telling_of_room(path: Path, what: str, needed_bytes: int) -> Iterator[None]:
-    """The block writes ``what`` to ``path``: an error of it that means a full disk becomes NoSpaceLeft."""
+    """Turn an error that means a full disk into NoSpaceLeft; the block writes ``what`` to ``path``."""
     try:
         yield
     except Exception as error:

@@ -1,110 +1,108 @@
-"""From the job file to what the trainer is made of."""
+"""Makes the trainer's parts from the job file."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Final
 
-from actors.host.adapter import adapter_spec
 from actors.host.host_memory import keep_freed_memory
 from actors.host.thread_pool import let_waiting_threads_rest
-from actors.ranks.followers import Followers
-from actors.ranks.simulated import SimulatedRanks
+from actors.models.adapter import adapter_spec
+from actors.ranks.followers import NOBODY, Followers
+from actors.ranks.group import GroupFollowers
 from actors.roles import RoleArgs
-from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, TrainBackend
-from actors.trainer.backends.service_backend import Client, ServiceBackend
+from actors.trainer.backend import ALONE, LOOPBACK, BackendSpec, CriticSpec, LedRanks, LossSpec, TrainBackend
+from actors.trainer.backends.service_backend import ServiceBackend, ServiceClient
 from actors.weights.segments import run_id
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig, TrainerConfig
 from transport.endpoints import host_of, is_loopback
 
-LOOPBACK: Final = "127.0.0.1"
-"""Where a leader is reached by followers on its own machine."""
-
 SHARED_OUT_BYTES: Final = 8_000_000
-"""Weights from which the trainer uses every core beside generation. On two hardware threads of one core, 5 million
-float32 parameters train 1.4 times as fast with a second replica; with 0.3 million it gains nothing."""
+"""Bytes of weights from which the trainer uses every core beside generation. On two hardware threads of one core, 5
+million float32 parameters train 1.4 times as fast with a second replica; with 0.3 million it gains nothing."""
 
 REPLICAS_MAX: Final = 2
-"""Each has gradient sums of its own; further threads work inside the operations of these."""
+"""Most replicas. Each has gradient sums of its own; further threads work inside the replicas' operations."""
 
 
-def make_backend(kind: str) -> TrainBackend:
-    """The backend of that kind, in this process alone; imports its code and no other's."""
-    if kind == "torch":
-        _compute_here()
-        from actors.trainer.backends.torch.torch_backend import TorchBackend
+BACKENDS: Final[dict[str, str]] = {
+    "torch": "actors.trainer.backends.torch.torch_backend",
+    "fsdp": "actors.trainer.backends.fsdp.parkable_ranks",
+    "simulated": "actors.trainer.backends.simulated_backend",
+}
+"""Modules by kind (``trainer.backend``); ``build`` in them makes a backend from the ranks that it will lead."""
 
-        return TorchBackend()
-    if kind == "fsdp":
-        return leading_backend(TrainerConfig(backend="fsdp"))
-    if kind == "simulated":
-        from actors.trainer.backends.simulated_backend import SimulatedBackend
 
-        return SimulatedBackend()
-    raise ValueError(f"trainer.backend: {kind!r}, expected 'torch', 'fsdp' or 'simulated'")
+def make_backend(kind: str, ranks: LedRanks = ALONE) -> TrainBackend:
+    """A backend of that kind in this process; imports no other kind's code."""
+    if kind not in BACKENDS:
+        raise ValueError(f"trainer.backend: {kind!r}, expected one of {', '.join(map(repr, BACKENDS))}")
+    if kind != "simulated":
+        let_waiting_threads_rest()
+        keep_freed_memory(one_arena=True)
+    return importlib.import_module(BACKENDS[kind]).build(ranks)
 
 
 def leading_backend(
-    trainer: TrainerConfig, followers: Followers | None = None, limits: Limits = DEFAULT_LIMITS, *, host: str = LOOPBACK
+    trainer: TrainerConfig, followers: Followers = NOBODY, limits: Limits = DEFAULT_LIMITS, *, host: str = LOOPBACK
 ) -> TrainBackend:
-    """The backend of rank 0 of ``trainer.ranks``. ``followers``: the others, which reach this machine by ``host``.
+    """The backend of rank 0 of ``trainer.ranks``. ``followers``: the other ranks, which reach this machine by ``host``.
 
     Raises:
-        ValueError: there are not as many.
+        ValueError: their number does not fit ``trainer.ranks``.
     """
-    found = 1 + (0 if followers is None else followers.count)
-    if found != trainer.ranks:
-        raise ValueError(f"trainer.ranks: {trainer.ranks}, and {found} are there")
-    if trainer.backend == "simulated":
-        from actors.trainer.backends.simulated_backend import SimulatedBackend
-
-        return SimulatedBackend(ranks=SimulatedRanks(followers, limits.train_step_timeout_s))
-    _compute_here()
-    from actors.trainer.backends.fsdp.fsdp_backend import FsdpBackend
-
-    return FsdpBackend(followers, limits, replicas=trainer.replicas, offload=trainer.offload, host=host)
-
-
-def _compute_here() -> None:
-    let_waiting_threads_rest()
-    keep_freed_memory(one_arena=True)
+    if 1 + followers.count != trainer.ranks:
+        raise ValueError(f"trainer.ranks: {trainer.ranks}, and {1 + followers.count} are there")
+    ranks = LedRanks(
+        followers=followers,
+        limits=limits,
+        replicas=trainer.replicas,
+        context=trainer.context_ranks,
+        offload=trainer.offload,
+        host=host,
+    )
+    return make_backend(trainer.backend, ranks)
 
 
-def backend_of(
-    args: RoleArgs, job: JobConfig, followers: Followers | None = None, limits: Limits = DEFAULT_LIMITS
-) -> TrainBackend:
-    """The backend of a job's trainer: its own, or a training service's, which loads nothing here.
-
-    ``followers``: see ``leading_backend``.
-    """
+def backend_of(args: RoleArgs, job: JobConfig) -> TrainBackend:
+    """The backend of a job's trainer: its own, or a training service's, which loads nothing here."""
     trainer = job.trainer
     if args.service is None:
-        if trainer.backend != "torch":
-            return leading_backend(trainer, followers, limits, host=host_of_ranks(args, job))
-        return make_backend(trainer.backend)
+        followers = GroupFollowers(args) if args.size > 1 else NOBODY
+        return leading_backend(trainer, followers, job.limits, host=host_of_ranks(args, job))
     run = args.run_id or run_id(Path(args.run_dir))
-    client = Client(job=job.name, run=run, backend=trainer.backend, priority=trainer.priority, share=trainer.share)
+    client = ServiceClient(
+        job=job.name,
+        run=run,
+        backend=trainer.backend,
+        ranks=trainer.ranks,
+        priority=trainer.priority,
+        share=trainer.share,
+    )
     return ServiceBackend(client, args.service)
 
 
 def host_of_ranks(args: RoleArgs, job: JobConfig) -> str:
-    """By which address ranks reach this machine, which is the head's: its own if some are elsewhere, else loopback."""
-    host = host_of(args.scheduler.endpoint) if job.cluster.place_replicas == "remote" else LOOPBACK
+    """Address by which ranks reach this machine, the head's: its own if some ranks are elsewhere, else loopback."""
+    host = host_of(args.scheduler.endpoint) if job.trainer_machines > 1 else LOOPBACK
     return LOOPBACK if is_loopback(host) else host
 
 
 def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
-    """What the backend is told at its start. A training service chooses what the job leaves to it: device, threads."""
+    """The spec for the backend's start. A training service chooses the device and threads if the job does not."""
     trainer, updates, shares = job.trainer, job.algorithm.updates, args.service is not None
     threads = trainer.threads if shares else resolve_threads(job, Path(args.model_path))
+    is_whole = trainer.backend == "fsdp" or trainer.compile  # torch compiles on one thread at a time
     return BackendSpec(
         model_path=Path(args.model_path),
         dtype=job.model.dtype,
         device=trainer.device if shares else resolve_device(trainer.device, trainer.backend),
         threads=threads,
-        replicas=1 if shares or trainer.backend == "fsdp" else resolve_replicas(threads, Path(args.model_path)),
+        replicas=1 if shares or is_whole else resolve_replicas(threads, Path(args.model_path)),
+        optimizer=trainer.optimizer,
         learning_rate=trainer.lr,
         warmup_steps=trainer.warmup_steps * updates,
         lr_schedule=trainer.lr_schedule,
@@ -114,14 +112,18 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
         max_grad_norm=trainer.max_grad_norm,
         seed=job.seed,
         needs_reference=job.algorithm.kl_coefficient > 0,
-        gradient_checkpointing=trainer.gradient_checkpointing,
+        recompute=trainer.recompute,
+        compile=trainer.compile,
+        attention=trainer.attention,
         critic=critic_spec(args, job),
         adapter=adapter_spec(job.model.adapter),
+        expert_parallel=trainer.expert_parallel,
+        router_replay=trainer.router_replay,
+        load_balancing=job.algorithm.load_balancing is not None,
     )
 
 
 def critic_spec(args: RoleArgs, job: JobConfig) -> CriticSpec | None:
-    """The critic of a job that has one."""
     if not job.algorithm.has_critic:
         return None
     return CriticSpec(
@@ -136,7 +138,7 @@ def resolve_threads(job: JobConfig, model_path: Path) -> int:
     (``replicas``); for a smaller one all but one in the on-policy modes, since generation rests while the trainer
     computes, and half of them in the others, since both compute at once. Ranks divide the cores between them.
 
-    The operations of a small model take tens of microseconds, and two threads spend them on Python's lock.
+    The operations of a small model take tens of microseconds, which two threads would spend on Python's lock.
     """
     if job.trainer.threads > 0:
         return job.trainer.threads
@@ -147,7 +149,7 @@ def resolve_threads(job: JobConfig, model_path: Path) -> int:
 
 
 def resolve_replicas(threads: int, model_path: Path) -> int:
-    """Two, where there are threads for two and the operations are long enough."""
+    """Two replicas if there are threads for two and the operations are long enough, else one."""
     return min(REPLICAS_MAX, threads) if weights_bytes(model_path) >= SHARED_OUT_BYTES else 1
 
 
@@ -168,7 +170,6 @@ def resolve_device(configured: str, backend: str) -> str:
 
 
 def loss_spec(job: JobConfig) -> LossSpec:
-    """The policy loss of the job."""
     algorithm = job.algorithm
     return LossSpec(
         surrogate=algorithm.surrogate,
@@ -181,6 +182,7 @@ def loss_spec(job: JobConfig) -> LossSpec:
         kl_kind=algorithm.kl_kind,
         kl_unbiased=algorithm.kl_unbiased,
         entropy_coefficient=algorithm.entropy_coefficient,
+        load_balancing=algorithm.load_balancing,
         temperature=job.rollout.temperature,
         value_clip=job.critic.value_clip,
         function=algorithm.loss or "",

@@ -1,4 +1,4 @@
-"""The trainer's track of the trace: what it did when, in wall-clock seconds, for people only."""
+"""The trainer's track of the trace: what the trainer did when, in wall-clock seconds, for people only."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 from actors.core.context import Context
 from actors.host.clock import time_of_day_s
-from actors.protocol.metrics import Span, Spans
+from actors.protocol.metrics import Spans, TraceSpan
 from transport.address import ActorAddress
 
 
 class SpanRecorder:
-    """Collects spans and tells them to the metrics actor once a step; a trace is no ledger, so some may be lost.
+    """Collects spans and sends them to the metrics actor once a step; some may be lost: a trace need not be complete.
 
-    ``metrics`` says where that is now.
+    ``metrics``: gives that actor's present address.
     """
 
     def __init__(self, ctx: Context, *, job: str, track: str, metrics: Callable[[], ActorAddress]) -> None:
@@ -22,7 +22,7 @@ class SpanRecorder:
         self._job = job
         self._track = track
         self._metrics = metrics
-        self._spans: list[Span] = []
+        self._spans: list[TraceSpan] = []
 
     @contextmanager
     def span(self, name: str, **args: float | str) -> Iterator[None]:
@@ -32,10 +32,9 @@ class SpanRecorder:
             yield
         finally:
             if len(self._spans) < self._ctx.limits.trainer_spans:
-                self._spans.append(Span(name=name, start_s=start_s, end_s=time_of_day_s(), args=args))
+                self._spans.append(TraceSpan(name=name, start_s=start_s, end_s=time_of_day_s(), args=args))
 
     def flush(self) -> None:
-        """Send what was collected."""
         if self._spans:
             self._ctx.ref(self._metrics()).tell(Spans(job=self._job, track=self._track, spans=self._spans))
             self._spans = []

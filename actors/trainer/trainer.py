@@ -1,13 +1,14 @@
 """The trainer: consumes the groups of a step as they finish, steps, publishes, commits.
 
-    on_start   backend.start ─ load the newest checkpoint ─▶ step c, which is also the version of the weights
+    on_start   find the newest checkpoint ─ backend.start ─ load it ─▶ step c, which is also the version of the weights;
+               only then is the process ready, unless the backend waits for a slice (``is_shared``)
     then       RegisterService(trainer) ─ find the weight server ─ publish version c, unless it holds c or newer
 
     for step s = c, c+1, …
       OpenStep(s) ───────────────▶ scheduler
       GrantGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
-      EarlySamples* ◀───────────── scheduler     with a KL term, while no window is whole: the reference model's part
-      StepGranted ◀──────────────── scheduler     nothing more will come: accumulate the rest; or it never comes: end
+      EarlySamples* ◀───────────── scheduler     with a KL term, while no window is whole: scored by the reference model
+      StepGranted ◀──────────────── scheduler     nothing more will come: accumulate the rest; or no such step: end
       backend.step                               or several, each of a minibatch: the weights are version s + 1 now
       Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
       CommitStep(s) ──▶ scheduler  ┘ the next step for the second
@@ -17,9 +18,9 @@
     one step        groups, in windows               GrantGroups, StepGranted; Down or silence open the step again
     publish         the previous version's Published the weight server, or a newer one (ServiceChanged)
 
-A scheduler that was restarted, also with its whole process, has forgotten who trains and what is granted. So after a
-Down, or when an ask has found another life at its place, the trainer introduces itself and opens its step again; what
-it has trained of it already must come back the same (the journal has it), or the trainer starts again (GrantChanged).
+A scheduler that was restarted, alone or with its process, has forgotten who trains and what is granted. So after a
+Down, or when an ask has found another life in its place, the trainer introduces itself and opens its step again; the
+groups that it has already trained must be granted unchanged (from the journal), or it starts again (GrantChanged).
 
 Handlers only fill the inbox and set flags; everything that touches the backend happens in the one loop, so weights
 never change under an export. Replayed steps are trained like any other: the samples are the same, bit for bit.
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -41,24 +42,22 @@ from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.tenure import RenewLease
 from actors.core.watch import Down
-from actors.protocol.failures import Acknowledged
+from actors.protocol.failures import Acknowledged, NotAccepted
 from actors.protocol.groups import EarlySamples, GrantGroups
 from actors.protocol.job_news import Trouble
 from actors.protocol.services import RegisterService, ServiceChanged
 from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
-from actors.ranks.group import GroupFollowers
 from actors.roles import RoleArgs
 from actors.trainer.accounts import StepAccounts, consumed
-from actors.trainer.agreement import EngineAgreement
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
-from actors.trainer.backends.service_backend import ServiceBackend
 from actors.trainer.batching import Inbox, split, tokens_of
-from actors.trainer.bounded import BoundedBackend
+from actors.trainer.bounded import bounded
 from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointAstray, GrantChanged, TrainingDiverged
+from actors.trainer.learning.reference import ReferenceScores
+from actors.trainer.micro_batches import MicroBatches
 from actors.trainer.publisher import Publisher
-from actors.trainer.reference import ReferenceScores
 from actors.trainer.room import require_room_for_run
 from actors.trainer.setup import backend_of, backend_spec, loss_spec
 from actors.trainer.spans import SpanRecorder
@@ -66,32 +65,23 @@ from actors.trainer.updates import StepUpdates
 
 M = TypeVar("M", bound=Message)
 
-_NOT_ACCEPTED: Final = "NotAccepted"
-"""Class name of the error by which a scheduler refuses a step that its ledger contradicts."""
-
 
 class Trainer(RegisteredActor):
-    """Trains one job. ``step`` is the next step, and the version of the weights that it holds."""
+    """Trains one job. ``step`` is the next step, and the version of the weights that the backend holds."""
 
-    def __init__(
-        self, args: RoleArgs, backend: TrainBackend | None = None, followers: GroupFollowers | None = None
-    ) -> None:
-        """``backend``: a ready-made one instead of the job's kind, which leads ``followers`` if it leads any."""
+    def __init__(self, args: RoleArgs, backend: TrainBackend | None = None) -> None:
+        """``backend``: one to use instead of the job's kind."""
         self._args = args
         self._job = args.job_config
-        self._followers = followers or (GroupFollowers(args) if args.size > 1 else None)
-        """The other ranks, if this one leads any: a loss of one of them ends it, too."""
-        self._backend = backend or backend_of(args, self._job, self._followers, self._job.limits)
-        self._service = self._backend if isinstance(self._backend, ServiceBackend) else None
-        """The same backend, if a training service computes; None: this process does, and waits for nobody."""
+        self._backend = backend or backend_of(args, self._job)
         self._algorithm = self._job.algorithm
         self._loss = loss_spec(self._job)
-        self._agreement = EngineAgreement(self._job, self._backend.kind)
         self._run_dir = Path(args.run_dir)
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
         self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.pass_tokens)
         self._weights_moved = False
+        self._completed = False
         self._skipped_in_a_row = 0
         self._step_began_s = 0.0
         self._tokens_before = 0
@@ -101,43 +91,42 @@ class Trainer(RegisteredActor):
     async def on_start(self) -> None:
         ctx, args = self.ctx, self._args
         self.obey(args.scheduler, ctx.limits.trainer_patience_s)
-        if self._followers is not None:
-            self._followers.connect(ctx)
         self._spans = SpanRecorder(
-            ctx, job=self._job.name, track=args.name, metrics=lambda: self.hub.beside(args.metrics)
+            ctx, job=self._job.name, track=args.name, metrics=lambda: self.scheduler.beside(args.metrics)
         )
-        if self._service is None:
-            self._backend = BoundedBackend(self._backend, ctx.limits)
-        self._updates = StepUpdates(self._job, self._backend, self._reference, self._agreement, self._spans)
+        self._backend = bounded(self._backend, ctx.limits)
+        self._backend.connect(ctx)
+        self._passes = MicroBatches(ctx, self._job, self._run_dir, self._backend, self._tell_trouble)
+        self._updates = StepUpdates(self._job, self._backend, self._reference, self._passes, self._spans)
         self._publisher = Publisher(
-            ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
+            ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.scheduler
         )
         self._checkpointer = Checkpointer(
             ctx, self._backend, self._spans, self._job, self._run_dir, self._ask, self._tell_trouble
         )
-        if self._service is None:
+        if not self._backend.is_shared:
             await self._begin()
         ctx.start_task(self._run(), "train")
 
     async def _begin(self) -> None:
-        """Have the backend start, with the state from which training goes on."""
-        ctx, args, service = self.ctx, self._args, self._service
-        if service is not None:
-            service.connect(ctx, checkpoint_step=await self._checkpointer.step_of(args.resume_from))
-        await self._backend.start(backend_spec(args, self._job))
-        sizes = self._backend.stored_bytes()
-        await ctx.run_blocking(require_room_for_run, self._job, self._run_dir, sizes)
-        kept = None if service is None else service.resumed_step
-        self.step = self._resumed_step = await self._checkpointer.resume(args.resume_from) if kept is None else kept
+        """Start the backend with the state from which training goes on."""
+        args, backend = self._args, self._backend
+        found = await self._checkpointer.find(args.resume_from)
+        kept_step = await backend.start(backend_spec(args, self._job), checkpoint_step=found.step)
+        await self.ctx.run_blocking(require_room_for_run, self._job, self._run_dir, backend.stored_bytes())
+        if kept_step is None:
+            await self._checkpointer.load(found)
+        await self._passes.open(self._loss)
+        self.step = self._resumed_step = found.step if kept_step is None else kept_step
 
     async def on_stop(self) -> None:
-        await self._backend.close()
+        await self._backend.close(keep=not self._completed)
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ messages
 
     @handles(GrantGroups)
     async def grant_groups(self, message: GrantGroups) -> None:
-        """Duplicates and other steps' groups come after a step was opened twice; they are counted, never trained."""
+        """Add groups to the step. Duplicates and other steps' groups, as after opening twice, are only counted."""
         for group in split(message):
             if self._inbox is None or not self._inbox.add(group):
                 self.ignored_grants += 1
@@ -164,18 +153,15 @@ class Trainer(RegisteredActor):
 
     @handles(Down)
     async def down(self, message: Down) -> None:
-        if self._service is not None:
-            self._service.heard(message)
-        if self._followers is not None:
-            self._followers.heard(message)
+        self._backend.heard(message)
         await super().down(message)
 
-    def hub_lost(self, message: Down) -> None:
-        """Its successor must be told who trains and what is open; the loop does so, between two micro-batches."""
+    def scheduler_lost(self, message: Down) -> None:
+        """Wake the loop: between two micro-batches it tells the next scheduler who trains and which step is open."""
         self._news.set()
 
     def lease_lapsed(self) -> None:
-        """Cut off for too long: nothing is published until the scheduler has confirmed that it is us who train."""
+        """Publish nothing, after being cut off for too long, until the scheduler has confirmed that we train."""
         self.ctx.log.warning("the lease has lapsed; nothing is published until it is granted anew")
         self.known_to = None
         self._news.set()
@@ -183,7 +169,7 @@ class Trainer(RegisteredActor):
     # ------------------------------------------------------------ the loop
 
     async def _run(self) -> None:
-        if self._service is not None:  # a process is ready sooner than it has its turn
+        if self._backend.is_shared:  # its slice may come long after this process is ready
             await self._begin()
         await self.register()
         await self._publisher.find_server()
@@ -197,19 +183,19 @@ class Trainer(RegisteredActor):
         await self._publisher.settle()
         await self._checkpointer.settle()
         self._spans.flush()
-        if self._service is not None:
-            await self._service.close(keep=False)
+        self._completed = True
         self.ctx.stop("completed")
 
     async def _train_step(self) -> bool:
-        """One step from OpenStep to Committed; True when it was the last."""
+        """Train one step, from OpenStep to Committed; True if it was the last."""
         self._step_began_s = self.ctx.now()
-        accounts = StepAccounts()
+        accounts = StepAccounts(has_reference=self._algorithm.kl_coefficient > 0)
+        self._updates.begin(self.step)
         inbox = await self._open()
         while not inbox.exhausted:
             windows = inbox.ready()
             for window in windows:
-                await self._updates.accumulate(window, accounts, step=self.step)
+                await self._updates.accumulate(window, step=self.step)
             if not windows and not inbox.exhausted and not await self._score_early(inbox):
                 await self._wait(inbox, accounts)
         if inbox.never:
@@ -224,8 +210,7 @@ class Trainer(RegisteredActor):
         await self._publisher.publish(self.step)
         accounts.published_s = self.ctx.now() - began_s
         committed = await self._commit(inbox, accounts, result)
-        if self._service is not None:
-            self._service.committed(self.step)
+        self._backend.committed(self.step)
         if committed.checkpoint or committed.stop:
             await self._checkpointer.write(self.step, final=committed.stop, spared=committed.spared)
         self._spans.flush()
@@ -235,31 +220,33 @@ class Trainer(RegisteredActor):
         job, step = self._job, self.step
         per_step = job.algorithm.prompts_per_step
         expected = range(step * per_step, (step + 1) * per_step)
-        if job.algorithm.filter == "spread":  # which prompts it has is known once it is granted
+        if job.algorithm.filter == "spread":  # the step's prompts are known once it is granted
             expected = range(0)
         self._reference.begin(step)
-        self._inbox = Inbox(step=step, expected=expected, plan=consumption(job, self._tokens_before))
+        plan = consumption(job, self._tokens_before, pass_tokens=self._passes.pass_tokens)
+        self._inbox = Inbox(step=step, expected=expected, plan=plan)
         if not self.is_registered:
             await self.register()
         await self._ask_open(self._inbox)
         return self._inbox
 
     async def _ask_open(self, inbox: Inbox) -> None:
-        """Void what was granted before, and lease all of the step. Refused by a scheduler whose frontier is older:
+        """Ask the scheduler to grant all of the step, which voids earlier grants of it.
 
-        that raises RemoteError and ends the trainer, whose next life starts from the newest checkpoint. If this one
-        has just done so, the next one would be refused as well, and it is CheckpointAstray.
+        A scheduler whose frontier is older refuses. That raises RemoteError and ends the trainer, whose next life
+        starts from the newest checkpoint. If this life has just started from it, the next one would be refused as
+        well, so it raises CheckpointAstray.
         """
         opened = OpenStep(job=self._job.name, step=inbox.step, trainer=self.ctx.self_address)
         try:
             await self._ask(opened, Acknowledged)
         except RemoteError as error:
-            if error.error_type == _NOT_ACCEPTED and inbox.step == self._resumed_step:
+            if isinstance(error.raised, NotAccepted) and inbox.step == self._resumed_step:
                 raise CheckpointAstray(self._run_dir, inbox.step, error.detail) from error
             raise
 
     async def _wait(self, inbox: Inbox, accounts: StepAccounts) -> None:
-        """Wait until something comes. Silence, lost groups and a new scheduler open the step again."""
+        """Wait for a message. Silence, lost groups and a new scheduler make it open the step again."""
         began_s = self.ctx.now()
         with self._spans.span("wait", step=inbox.step, version=inbox.step, missing=inbox.missing):
             await self._next_news(inbox)
@@ -285,38 +272,40 @@ class Trainer(RegisteredActor):
             await self._may_publish()
             await self._publisher.sync(self.step)
 
-    async def introduce(self, hub: ActorRef) -> None:
-        """Say who trains. Repeated to a scheduler that restarted."""
+    async def introduce(self, scheduler: ActorRef) -> None:
+        """Tell the scheduler who trains; repeated when it has restarted."""
         asked_at_s = self.ctx.now()
-        await hub.ask(RegisterService(job=self._job.name, role="trainer", address=self.ctx.self_address), Acknowledged)
+        await scheduler.ask(
+            RegisterService(job=self._job.name, role="trainer", address=self.ctx.self_address), Acknowledged
+        )
         renewal = RenewLease(job=self._job.name, holder=self.ctx.self_address.name, lease=1)
-        self.tenure.begin(hub, renewal, self.ctx.limits.lease_s, asked_at_s=asked_at_s)
+        self.tenure.begin(scheduler, renewal, self.ctx.limits.lease_s, asked_at_s=asked_at_s)
 
     async def _may_publish(self) -> None:
-        """Wait until the scheduler confirms us. It fails as every question does, and takes the process with it."""
+        """Wait until the scheduler confirms that we train. If that fails, the process ends, as with any ask."""
         if not self.tenure.is_held:
             await self.register()
 
     async def _ask(self, message: Message, reply: type[M]) -> M:
         """Ask the scheduler, whichever life of it answers."""
-        return await ask_patiently(self.ctx, lambda: self.hub.address, message, reply, renew=self.hub.find)
+        return await ask_patiently(self.ctx, lambda: self.scheduler.address, message, reply, renew=self.scheduler.find)
 
     def _tell_trouble(self, kind: str, text: str) -> None:
-        """Have people told what has gone wrong."""
-        self.ctx.ref(self.hub.address).tell(Trouble(job=self._job.name, kind=kind, text=text))
+        """Report a problem, which the scheduler passes on to people."""
+        self.ctx.ref(self.scheduler.address).tell(Trouble(job=self._job.name, kind=kind, text=text))
 
     # ------------------------------------------------------------ training
 
     async def _score_early(self, inbox: Inbox) -> bool:
-        """One micro-batch's reference log-probabilities, rather than wait. False: there is nothing to score."""
+        """Score one micro-batch by the reference model instead of waiting. False: there is nothing to score."""
         if not self._reference.has_waiting:
             return False
         with self._spans.span("score", step=inbox.step, version=inbox.step):
-            await self._reference.score_some()
+            await self._updates.score_early(step=inbox.step)
         return True
 
     async def _score_reference(self, batch: MicroBatch) -> np.ndarray:
-        return await self._backend.score(batch, temperature=self._loss.temperature, reference=True)
+        return await self._passes.score(batch, temperature=self._loss.temperature, reference=True)
 
     def _check_finite(self, result: StepResult) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
@@ -334,14 +323,15 @@ class Trainer(RegisteredActor):
         prompts, siblings = consumed(groups)
         metrics = accounts.metrics(groups, result, step=inbox.step, seconds=seconds)
         metrics["grants_ignored"] = float(self.ignored_grants)
+        metrics |= self._passes.metrics
         metrics["tokens_scored_early"] = float(self._reference.scored_early_tokens)
         if self._algorithm.has_critic:
-            metrics |= accounts.critic_metrics(result)
+            alone = inbox.step < self._job.critic.warmup_steps
+            metrics |= accounts.critic_metrics(result, alone=alone)
         metrics |= self._updates.taken_metrics()
         if not self._algorithm.compares_siblings:  # equal rewards teach, too
             metrics["degenerate_fraction"] = 0.0
-        if self._service is not None:
-            metrics |= self._service.taken_times().metrics()
+        metrics |= self._backend.taken_metrics()
         commit = CommitStep(
             job=self._job.name,
             step=inbox.step,
@@ -357,11 +347,11 @@ class Trainer(RegisteredActor):
             except RemoteError as error:
                 if self.is_registered or not error.declared:
                     raise
-                self.ctx.log.info("a new scheduler has to lease the step again", step=inbox.step, why=error.detail)
+                self.ctx.log.info("a new scheduler has to grant the step again", step=inbox.step, why=error.detail)
             await self._granted_again(inbox)
 
     async def _granted_again(self, inbox: Inbox) -> None:
-        """Have a scheduler that restarted lease what has been trained, so that it can be committed."""
+        """Have a restarted scheduler grant the trained groups once more, so that the step can be committed."""
         inbox.reopen()
         self._news.set()
         while not inbox.complete:
@@ -369,5 +359,4 @@ class Trainer(RegisteredActor):
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:
-    """The trainer's process hosts one actor."""
     return {args.name: Trainer(args)}

@@ -2,21 +2,24 @@
 
     manifest ──same machine as the server──▶ map the segment ──▶ verify every chunk ──▶ views
         │                                                                                 ▲
-        ├──── a neighbour pulls it already ──▶ map its file, which it has verified ───────┘
+        ├──── a neighbour pulls it already ──▶ map the neighbour's verified file ─────────┘
         └──── else ──▶ chunks or deltas from the server, or from a puller that has them ──▶ verify, put in place ─┐
                                       ▲──────────────── what is missing or corrupt ───────────────────────────────┘
 
-Receiving is the loop's, verifying and placing the actor's own thread's; a bounded number of chunks is between them.
+Chunks are received on the loop, verified and placed on the actor's own thread; a bounded number waits in between.
 
-What comes over the network lies in a segment of this machine's shared memory (``holding.py``): neighbours map it,
-pullers elsewhere are fed from it, the next delta is applied to it, and a puller that was killed finds it again. A pull
-that breaks off keeps what it has. A server whose chunks stay corrupt is told so: the damage may lie in its segment.
+A version that lies on several machines (``Manifest.sources``) is fetched from all of them at once, on the trainer's
+machine too: the file that lies there is a part of it.
+
+They are placed in a segment of this machine's shared memory (``holding.py``): neighbours map it, pullers elsewhere are
+fed from it, the next delta is applied to it, and a puller that was killed finds it again. A pull that breaks off keeps
+what it has. A server whose chunks stay corrupt is told so: the damage may lie in its segment.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,8 +38,8 @@ from actors.protocol.weights import (
     SegmentDamaged,
     SegmentReady,
 )
-from actors.weights.errors import CorruptSegment, VersionNotHeld
-from actors.weights.holding import Holding, Shelf, mapped_holding, open_holding
+from actors.weights.errors import CorruptSegment, SourceLost, VersionNotHeld
+from actors.weights.holding import HeldVersions, Holding, mapped_holding, open_holding
 from actors.weights.manifest import SegmentViews, check_manifest, same_layout
 from actors.weights.memory import SegmentWriter
 from actors.weights.segments import held_path, host_id, own_site
@@ -44,7 +47,7 @@ from transport.address import ActorAddress
 from transport.transport import Lane
 
 WINDOW_CHUNKS: Final = 8
-"""Chunks under way to a puller; half of them may be between its loop and its thread."""
+"""Most chunks under way to a puller; half of them may wait between its loop and its thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +61,19 @@ class PulledWeights:
     seconds: float
     mapped: bool
     wire_bytes: int = 0
-    """What came over the network for it: nothing if it was mapped, little if as deltas."""
+    """Bytes that came over the network for the version: 0 if it was mapped, few if as deltas."""
     adapter_of: str = ""
-    """Identity of the model beside which it is an adapter; empty: it is a whole model."""
+    """Identity of the base model if the version is an adapter; empty for a whole model."""
 
     def close(self) -> None:
-        """Let go of the views; the memory goes with the last of them."""
+        """Drop the views; the memory is freed with the last of them."""
         self.tensors.clear()
 
 
 class WeightClient:
     """Pulls versions on behalf of one actor; one pull at a time.
 
-    ``serve`` sees to it that the versions on ``shelf`` are passed on to others, and says by whom. Called for each pull.
+    ``serve``, called for each pull, has the versions in ``held`` passed on to others, and returns the serving actor.
     """
 
     def __init__(self, ctx: Context, job: str, serve: Callable[[], Awaitable[ActorAddress]] | None = None) -> None:
@@ -80,8 +83,8 @@ class WeightClient:
         self._served_by: ActorAddress | None = None
         self._writer = SegmentWriter()
         self._leaving: list[Holding] = []
-        """Versions that are over, and whose memory has not been given back."""
-        self.shelf = Shelf()
+        """Former versions, whose memory has not been given back yet."""
+        self.held = HeldVersions()
 
     async def pull(self, weights: ActorAddress, policy_version: int) -> PulledWeights:
         """Fetch and verify ``policy_version`` (-1: the newest) from the server at ``weights``.
@@ -91,13 +94,14 @@ class WeightClient:
             CorruptSegment: bytes do not match their hashes after every retry.
             NoRoom: this machine's shared memory is full.
             AskError: the server could not be reached in time; a later call resumes.
+            SourceLost: a machine that has a share of the version is gone; a later call resumes.
         """
         started_s = self._ctx.now()
-        passes_on = self._served_by is not None and policy_version >= 0  # as with the version before
+        passes_on = self._served_by is not None and policy_version >= 0  # as the version before was
         try:
             named = await self._named(policy_version) if passes_on else None
             reply = await self._locate(weights, policy_version, named)
-            if reply.host == host_id():
+            if reply.host == host_id() and not reply.sources:
                 holding = await self._ctx.run_blocking(mapped_holding, _manifest(reply), Path(reply.path))
                 if holding is not None:
                     return self._pulled(holding, started_s, mapped=True)
@@ -106,21 +110,21 @@ class WeightClient:
                 reply = await self._locate(weights, version, await self._named(version))
             holding = await self._fetch(weights, reply)
         finally:
-            self.shelf.expect(-1)
+            self.held.expect(-1)
         return self._pulled(holding, started_s, mapped=not holding.own)
 
     async def _named(self, policy_version: int) -> ActorAddress | None:
-        """Who is named to the server as having ``policy_version`` soon: others may be sent there at once."""
+        """Expect ``policy_version``, and return the address to which others may be sent at once to get it."""
         if self._serve is not None:
             self._served_by = await self._serve()
-        self.shelf.expect(policy_version)
+        self.held.expect(policy_version)
         return self._served_by
 
     def close(self) -> None:
-        """Give back what this client has in shared memory; what is unfinished waits for its next life."""
-        for holding in self.shelf.values():
+        """Free this client's shared memory, but for an unfinished version, with which its next life goes on."""
+        for holding in self.held.values():
             holding.release()
-        self.shelf.clear()
+        self.held.clear()
         self._release()
         self._writer.close()
 
@@ -144,7 +148,7 @@ class WeightClient:
         puller: ActorAddress | None = None,
         avoid: ActorAddress | None = None,
     ) -> ManifestReply:
-        """The manifest, and where ``puller``, who may be named to others, gets the chunks."""
+        """The manifest, and where ``puller``, to which others may be sent, gets its chunks."""
         question = GetManifest(
             job=self._job, policy_version=policy_version, puller=puller, host=host_id(), site=own_site(), avoid=avoid
         )
@@ -155,7 +159,7 @@ class WeightClient:
         return reply
 
     async def _fetch(self, weights: ActorAddress, reply: ManifestReply) -> Holding:
-        """All of a version, from whoever is named, at last from the server itself."""
+        """Fetch all of a version, from the feeds that the server names, at last from the server itself."""
         manifest = _manifest(reply)
         holding: Holding | None = None
         feed, maps = reply.feed or weights, reply.feed_maps
@@ -165,7 +169,7 @@ class WeightClient:
                     holding = await self._map_neighbours(feed, manifest)
                 else:
                     holding = await self._open(manifest, reply)
-                    await self._fetch_missing(feed, holding, reply)
+                    await self._fetch_missing(weights, feed, holding, reply)
             except AskError:
                 if feed == weights:
                     raise
@@ -176,42 +180,70 @@ class WeightClient:
                 feed, maps = reply.feed or weights, reply.feed_maps
         holding = await self._open(manifest, reply)
         if feed != weights:
-            await self._fetch_missing(weights, holding, reply)
+            await self._fetch_missing(weights, weights, holding, reply)
             if holding.whole:
                 return await self._keep(holding)
         self._ctx.ref(weights).tell(SegmentDamaged(job=self._job, policy_version=manifest.policy_version))
         raise CorruptSegment(f"version {manifest.policy_version}: chunks {sorted(holding.missing)[:8]} stay corrupt")
 
     async def _open(self, manifest: Manifest, reply: ManifestReply) -> Holding:
-        """What there is of a version, on the shelf or of an earlier life; nothing at first."""
+        """The holding of a version, with the chunks that this or an earlier life has fetched."""
         version = manifest.policy_version
-        holding = self.shelf.get(version)
+        holding = self.held.get(version)
         if holding is not None and holding.manifest == manifest:
             return holding
-        for other in [v for v, held in self.shelf.items() if v == version or not held.whole]:
-            self.shelf.pop(other).discard()
+        for other in [v for v, held in self.held.items() if v == version or not held.whole]:
+            self.held.pop(other).discard()
         path = held_path(Path(reply.path), self._ctx.self_address.name)
-        first = not self.shelf  # what else lies there is of earlier lives
+        first = not self.held  # then other files there are of earlier lives
         holding = await self._ctx.run_blocking(open_holding, manifest, path, self._writer, first=first)
-        self.shelf[version] = holding
-        self.shelf.notify()
+        self.held[version] = holding
+        self.held.notify()
         return holding
 
     async def _map_neighbours(self, neighbour: ActorAddress, manifest: Manifest) -> Holding | None:
-        """The file of a puller on this machine, once it has all of the version, and has verified it where it lies."""
+        """The version in the file of another puller on this machine, once that has fetched and verified all of it."""
         question = GetSegment(job=self._job, policy_version=manifest.policy_version)
         patience_s = self._ctx.limits.pull_timeout_s
         ready = await self._ctx.ref(neighbour).ask(question, SegmentReady, timeout_s=patience_s)
         return await self._ctx.run_blocking(mapped_holding, manifest, Path(ready.path), verified=True)
 
-    async def _fetch_missing(self, feed: ActorAddress, holding: Holding, reply: ManifestReply) -> None:
+    async def _fetch_missing(
+        self, weights: ActorAddress, feed: ActorAddress, holding: Holding, reply: ManifestReply
+    ) -> None:
+        """Fetch what is missing: of a version on several machines from all of them at once, or all from another puller.
+
+        Raises:
+            SourceLost: a machine that has a part of it is gone.
+        """
         base = self._base(holding.manifest) if reply.delta and holding.takes_deltas else None
-        if holding.whole:
+        from_sources = reply.sources if feed == weights else ()
+        shares = missing_by_source(holding.manifest, holding.missing, from_sources, feed)
+        results = await asyncio.gather(  # what the others have is kept
+            *(self._fetch_from(source, holding, chunks, base) for source, chunks in shares.items()),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        if from_sources and None in from_sources and holding.missing:
+            lost = [name for name, at in zip(holding.manifest.sources, from_sources, strict=False) if at is None]
+            raise SourceLost(
+                f"version {holding.manifest.policy_version}: {len(holding.missing)} of its "
+                f"{len(holding.manifest.chunk_hashes)} chunks are on machines that are gone ({', '.join(lost)}); tried "
+                "again until they are back or the next version is there"
+            )
+
+    async def _fetch_from(
+        self, feed: ActorAddress, holding: Holding, wanted: Sequence[int], base: Holding | None
+    ) -> None:
+        """Fetch the chunks ``wanted`` from one feed."""
+        if not wanted:
             return
         request = GetChunks(
             job=self._job,
             policy_version=holding.manifest.policy_version,
-            chunks=np.array(sorted(holding.missing), dtype=np.int32),
+            chunks=np.array(wanted, dtype=np.int32),
             base=-1 if base is None else base.manifest.policy_version,
         )
         stream = self._ctx.ref(feed).stream(
@@ -244,28 +276,28 @@ class WeightClient:
         holding.landed(chunks, await self._ctx.run_blocking(holding.land, chunks, base))
 
     def _base(self, manifest: Manifest) -> Holding | None:
-        """The version to take deltas against."""
-        whole = [held for held in self.shelf.values() if held.whole and same_layout(held.manifest, manifest)]
+        """The newest whole version of the same layout, to take deltas against."""
+        whole = [held for held in self.held.values() if held.whole and same_layout(held.manifest, manifest)]
         return max(whole, key=lambda held: held.manifest.policy_version, default=None)
 
     async def _keep(self, holding: Holding) -> Holding:
-        """Put the whole version in place of the one before it; room is made for the one after it."""
+        """Put the whole version in place of former ones, and start to make room for the next."""
         manifest = holding.manifest
         if holding.own and not holding.named:
             await self._ctx.run_blocking(self._writer.finish, holding.path)
             holding.has_its_name()
-        formers = [former for former in self.shelf.values() if former is not holding]
-        self.shelf.clear()
-        for former in formers:  # what was begun and is not needed now, be it of this version, would have no owner
+        formers = [former for former in self.held.values() if former is not holding]
+        self.held.clear()
+        for former in formers:  # an unfinished one, even of this version, would have no owner any more
             former.end() if former.named else former.discard()
         self._leaving += formers
-        self.shelf[manifest.policy_version] = holding
-        self.shelf.notify()
+        self.held[manifest.policy_version] = holding
+        self.held.notify()
         self._ctx.start_task(self._make_room(holding), "make room for the next version")
         return holding
 
     async def _make_room(self, holding: Holding) -> None:
-        """Give back the memory of what is over and prepare the next: either takes the system longer than a copy."""
+        """Free the memory of former versions and prepare the next one's: either takes longer than a copy."""
         await self._ctx.sleep(self._ctx.limits.weights_settle_s)
         await self._ctx.run_blocking(self._release)
         await self._ctx.run_blocking(self._writer.forget_taken)
@@ -273,9 +305,23 @@ class WeightClient:
             await self._ctx.run_blocking(self._writer.prepare, holding.path, holding.manifest.total_bytes)
 
     def _release(self) -> None:
-        """The last reference goes here, and with it the mapping: on the actor's thread, not on the loop."""
+        """Drop the last references to former versions, and so their mappings; slow, so pulls do it off the loop."""
         while self._leaving:
             self._leaving.pop().release()
+
+
+def missing_by_source(
+    manifest: Manifest, missing: Iterable[int], sources: Sequence[ActorAddress | None], feed: ActorAddress
+) -> dict[ActorAddress, list[int]]:
+    """Who is asked for which of the chunks ``missing``; without ``sources`` it is ``feed`` for all."""
+    if not sources:
+        return {feed: sorted(missing)}
+    asked: dict[ActorAddress, list[int]] = {}
+    for index in sorted(missing):
+        source = sources[manifest.chunk_sources[index]]
+        if source is not None:
+            asked.setdefault(source, []).append(index)
+    return asked
 
 
 def _manifest(reply: ManifestReply) -> Manifest:

@@ -1,14 +1,14 @@
-"""A chunk told as its difference from the same chunk of another version. Lossless: what comes out is what went in.
+"""A chunk encoded as its difference from the same chunk of another version, without loss.
 
     new, old ─▶ which words differ ─▶ gaps between them │ new XOR old of each ─▶ byte planes ─▶ zstd ─▶ delta
     delta, old ─▶ a copy of old, those words XORed back
 
 After a step of reinforcement learning about one bfloat16 weight in a hundred has another value: the update of the
-others is lost in rounding. So a delta is mostly the gaps, a byte each, and one or two bits of what changed. Where too
-much has changed there is no delta, and the chunk goes as it is.
+others is lost in rounding. So a delta is mostly the gaps, a byte each, and one or two bits for each change. If too much
+has changed there is no delta, and the chunk is sent as it is.
 
-Nothing here is trusted: a delta that does not fit raises MalformedDelta, and what comes of one that does is checked
-against the hash in the version's manifest like any other chunk.
+No delta is trusted: one that does not fit raises MalformedDelta, and the result of one that does is checked against
+the hash in the version's manifest like any other chunk.
 
     delta = width u8 │ words changed u32 │ zstd( gap planes 0…3 │ xor planes 0…width-1 )
 """
@@ -38,13 +38,13 @@ _local = threading.local()
 
 
 def word_bytes(itemsizes: set[int], *sizes: int) -> int:
-    """The width in which to compare: that of the elements, if all have the same and all ``sizes`` are multiples."""
+    """Bytes of the words to compare: those of an element, if all are equal and all ``sizes`` are multiples; else 1."""
     width = itemsizes.pop() if len(itemsizes) == 1 else 1
     return width if width in _WIDTHS and not any(size % width for size in sizes) else 1
 
 
 def encode_delta(new: Buffer, old: Buffer, width: int) -> bytes | None:
-    """How ``new`` differs from ``old`` (same length, a multiple of ``width``); None if that is not much shorter."""
+    """The delta of ``new`` from ``old`` (same length, a multiple of ``width``); None if it is not much shorter."""
     size = _view(new).nbytes
     found = _differences(new, old, width, changed_max=int(_CHANGED_MAX * (size // width)))
     if found is None:
@@ -61,7 +61,7 @@ def _differences(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
     """Which words differ, in order, and new XOR old of each; None if more than ``changed_max`` do.
 
-    Eight bytes are compared at a time: most hold no word that has changed, and to seek the others costs by the piece.
+    Eight bytes are compared at a time: most hold no changed word, and only the others are searched for words.
     """
     wide = _BLOCK_BYTES if _view(new).nbytes % _BLOCK_BYTES == 0 else width
     fresh, former = _words(new, wide), _words(old, wide)
@@ -72,7 +72,7 @@ def _differences(
     differing = np.flatnonzero(words != 0)
     if len(differing) > changed_max:
         return None
-    shift = (wide // width).bit_length() - 1  # words are numbered; to divide would take longer than all the rest
+    shift = (wide // width).bit_length() - 1  # from blocks to words; division would take longer than all the rest
     changed = (blocks.take(differing >> shift) << shift) + (differing & (1 << shift) - 1)
     return changed, words.take(differing)
 
@@ -81,7 +81,7 @@ def apply_delta(delta: Buffer, old: Buffer, place: memoryview) -> None:
     """Write to ``place`` what ``delta`` makes of ``old``.
 
     Raises:
-        MalformedDelta: it is none, or is about other bytes. ``place`` may have been written to.
+        MalformedDelta: it is no delta, or none for this length. ``place`` may have been written to.
     """
     if isinstance(delta, np.ndarray) and delta.ndim != 1:
         raise MalformedDelta(f"a delta of shape {delta.shape} is no row of bytes")
@@ -110,7 +110,7 @@ def _words(data: Buffer, width: int) -> np.ndarray[Any, Any]:
 
 
 def _planes(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """All first bytes, then all second bytes, …: alike stand together."""
+    """All first bytes, then all second bytes, …: similar ones come together, which compresses well."""
     return words.view(np.uint8).reshape(-1, words.itemsize).T.reshape(-1)
 
 
@@ -119,7 +119,7 @@ def _joined(planes: np.ndarray[Any, Any], dtype: str, width: int) -> np.ndarray[
 
 
 def _compressor() -> zstandard.ZstdCompressor:
-    """One for each thread: they cannot be shared."""
+    """This thread's compressor, since threads cannot share one."""
     if not hasattr(_local, "compressor"):
         _local.compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False)
     return _local.compressor

@@ -1,6 +1,6 @@
 """Deltas of one version against another, made when the first puller asks, on all cores, and kept for the next ones.
 
-Where a version turns out to have changed too much (float32, a high learning rate), it is soon not tried any more.
+If a version turns out to have changed too much (float32, a high learning rate), no more deltas of it are tried.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from actors.weights.manifest import NUMPY_DTYPES, chunk_bounds
 from actors.weights.memory import on_all_cores, warm
 
 _TRIES: Final = 4
-"""Chunks in a row without a delta after which there will be none."""
+"""Chunks in a row without a delta after which no more are tried."""
 
 
 class DeltaSource:
-    """Makes deltas of the version at ``new`` against ``old``, of the same layout. ``make`` is for one thread."""
+    """Makes deltas of the version at ``new`` against ``old``, of the same layout. Only one thread calls ``make``."""
 
     def __init__(self, manifest: Manifest, new: memoryview, old: memoryview) -> None:
         self._manifest = manifest
@@ -31,7 +31,7 @@ class DeltaSource:
         self._in_vain = 0
 
     def make(self, chunks: Sequence[int]) -> dict[int, bytes]:
-        """Deltas of those of ``chunks`` that are much shorter so. Blocks."""
+        """Deltas of ``chunks``, where they are much shorter than the chunk. Blocks."""
         lacking = [index for index in chunks if index not in self._made]
         on_all_cores(self._encode, lacking, len(lacking) * self._manifest.chunk_bytes)
         return {index: delta for index in chunks if (delta := self._made[index]) is not None}

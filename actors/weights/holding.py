@@ -1,10 +1,10 @@
-"""A version as one puller has it: more of it from moment to moment, each chunk verified before anybody sees it.
+"""One puller's copy of a version: it grows chunk by chunk, and each is verified before anybody sees it.
 
     begin ─▶ <segment>@<holder>.partial ── land, land, … ─▶ whole ─▶ <segment>@<holder> ─▶ release
 
 Invariants
-- A chunk leaves ``missing`` only when its bytes, where they lie, are those of the manifest's hash.
-- The file outlives a holder that was killed: its next life verifies what is there and fetches the rest.
+- A chunk leaves ``missing`` only when it is in its place and fits its hash in the manifest.
+- The file outlives a holder that was killed: the holder's next life verifies what is there and fetches the rest.
 - ``missing`` and ``ended`` change on the event loop; bytes are written by the holder's own thread.
 """
 
@@ -25,7 +25,7 @@ from actors.weights.memory import SegmentWriter, copy, damaged_chunks, map_segme
 
 
 class Holding:
-    """Holds one version, whole or partly. ``own``: the file at ``path`` is this holder's and goes with it."""
+    """Holds one version, whole or partly. ``own``: the file at ``path`` is this holder's, and goes with the version."""
 
     def __init__(self, manifest: Manifest, path: Path, view: memoryview, missing: set[int], *, own: bool) -> None:
         self.manifest = manifest
@@ -34,13 +34,13 @@ class Holding:
         self.missing = missing
         self.own = own
         self.named = not own
-        """The file has its final name: it can be mapped."""
+        """Whether the file has its final name, so that it can be mapped."""
         self.ended = False
-        """Let go of: who waits for more of it waits in vain."""
+        """Whether the version was released, so that nothing more of it will come."""
         self.takes_deltas = True
-        """Whether deltas are taken: until one did not fit, whose base may be damaged, here or where it was made."""
+        """Whether deltas are taken; no longer after a misfit, whose base may be damaged, here or where it was made."""
         self.wire_bytes = 0
-        """What has come over the network for it."""
+        """Bytes that have come over the network for the version."""
         self.deltas: dict[int, Chunk] = {}
         """Chunks that came as deltas, to be passed on as such."""
         self._changed = asyncio.Event()
@@ -50,11 +50,11 @@ class Holding:
         return not self.missing
 
     def land(self, chunks: Sequence[Chunk], base: Holding | None) -> list[int]:
-        """Put ``chunks`` in their places; which of them are right. Blocks."""
+        """Put ``chunks`` in their places; returns the numbers of the intact ones. Blocks."""
         landed: list[int] = []
         for chunk in chunks:
             if chunk.data.ndim != 1 or chunk.data.dtype != np.uint8:
-                continue  # from the wire, where it may be any array: as good as damaged
+                continue  # the wire may bring any array: this one counts as damaged
             start, end = chunk_bounds(self.manifest, chunk.index)
             place = self.view[start:end]
             if chunk.base >= 0:
@@ -73,7 +73,7 @@ class Holding:
         return chunk_is_intact(self.manifest, chunk.index, place)
 
     def landed(self, chunks: Sequence[Chunk], right: Sequence[int]) -> None:
-        """Tell those who wait that ``right`` are there."""
+        """Note that the chunks ``right`` have come, and wake those who wait for them."""
         self.missing.difference_update(right)
         self.wire_bytes += sum(chunk.data.nbytes for chunk in chunks)
         deltas = {chunk.index: chunk for chunk in chunks if chunk.base >= 0}
@@ -82,7 +82,7 @@ class Holding:
         self._wake()
 
     def has_its_name(self) -> None:
-        """All of it is in the file at ``path``."""
+        """Note that the whole version is in the file at ``path``."""
         self.named = True
         self._wake()
 
@@ -94,7 +94,7 @@ class Holding:
         return not self.named if index is None else index in self.missing
 
     async def until(self, index: int | None, timeout_s: float) -> bool:
-        """Wait until chunk ``index``, or the whole file, is here; False if it is let go of, or is not in time."""
+        """Wait until chunk ``index`` (None: the whole file) is here; False if released or not in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.ended and self._lacks(index):
@@ -104,26 +104,26 @@ class Holding:
         return not self.ended
 
     def end(self) -> None:
-        """Nobody gets it, or more of it, here any more."""
+        """Note that nobody gets the version, or more of it, here any more."""
         self.ended = True
         self._wake()
 
     def release(self) -> None:
-        """Let go of it: views that are still held keep their bytes, the file goes."""
+        """End the version, and remove its own file if whole; views that are still held keep their bytes."""
         if not self.ended:
             self.end()
         if self.own and self.whole:
             self.path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Release it, and also what there is of an unfinished one."""
+        """Release the version, and remove its file even if unfinished."""
         self.release()
         if self.own:
             partial_path(self.path).unlink(missing_ok=True)
 
 
-class Shelf(dict[int, Holding]):
-    """Holds the versions that one puller has from the network: the newest whole one, and the one that comes."""
+class HeldVersions(dict[int, Holding]):
+    """Holds the versions that one puller has from the network: the newest whole one, and the one that is coming."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,17 +131,17 @@ class Shelf(dict[int, Holding]):
         self._changed = asyncio.Event()
 
     def expect(self, policy_version: int) -> None:
-        """Others may be told already to get ``policy_version`` here; -1: nothing comes any more."""
+        """Note that ``policy_version`` will come, so that others can wait for it here; -1: nothing will."""
         self._coming = policy_version
         self.notify()
 
     def notify(self) -> None:
-        """Something was put here."""
+        """Wake those who wait, since a version was added."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def until(self, policy_version: int, timeout_s: float) -> Holding | None:
-        """Wait for that version to begin to come; None if it does not."""
+        """Wait until the version has begun to come; None if it does not."""
         try:
             async with asyncio.timeout(timeout_s):
                 while policy_version not in self and policy_version == self._coming:
@@ -152,12 +152,12 @@ class Shelf(dict[int, Holding]):
 
 
 def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first: bool) -> Holding:
-    """Room for a version at ``path``, with whatever an earlier life has left there. Blocks.
+    """Make room for a version at ``path``, or take over what an earlier life has left there. Blocks.
 
-    ``first``: of this life, so what earlier ones have left of other versions is of no use to anybody.
+    ``first``: it is the first of this life, so files that earlier lives left of other versions are removed.
 
     Raises:
-        NoRoom: there is none now.
+        NoRoom: there is no room now.
         NoSpaceLeft: this machine's shared memory is smaller than a version.
     """
     if first:
@@ -180,7 +180,7 @@ def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first
 def mapped_holding(manifest: Manifest, path: Path, *, own: bool = False, verified: bool = False) -> Holding | None:
     """The version in the file at ``path``, mapped, if all of it is there and intact. Blocks.
 
-    ``own``: left by us. ``verified``: by its living holder, so eight neighbours need not hash the same pages again.
+    ``own``: an earlier life of ours left it. ``verified``: by its living holder, so neighbours need not hash it again.
     """
     try:
         view = map_segment(path, own=own)
@@ -194,7 +194,7 @@ def mapped_holding(manifest: Manifest, path: Path, *, own: bool = False, verifie
 
 
 def _remove_others(path: Path) -> None:
-    """The other versions of the holder whose file is ``path``."""
+    """Remove the other versions of the holder whose file is ``path``."""
     segment, _, holder = path.name.rpartition("@")
     of_run = segment.rpartition("-v")[0]
     for left in path.parent.glob(f"{of_run}-v*@{holder}*"):

@@ -2,16 +2,16 @@
 
     begin ─▶ <path>.partial, mapped ─ write ─▶ finish ─▶ <path>        whole under its final name, or not there at all
       ▲                                          │ beside further work
-      └──── its pages are there already ◀──── prepare ─▶ <…>-spare
+      └──── with its pages already there ◀─── prepare ─▶ <…>-spare
 
-A fresh page of shared memory costs several times its copy: it is found, zeroed, entered in a table. So whoever writes
-version after version prepares the next segment's pages while nobody waits. That takes no more memory than there is at
+A fresh page of shared memory costs several times its copy: it is found, zeroed, entered in a page table. So a writer of
+version after version prepares the next segment's pages while nobody waits. That takes no more memory than is taken at
 the moment of a publication, before the oldest version retires. Of a run's pullers on one machine one fetches and the
-others map what it has: they keep one spare together, and whoever fetches takes it. Small segments, and the first one,
-are written through the file: the system then copies into pages that it neither zeroes nor enters anywhere, in half
-the time.
+others map its file: they share one spare, which the one that fetches takes. Small segments, and the first one, are
+written through the file: the system then copies into pages that it neither zeroes nor enters anywhere, in half the
+time.
 
-Pages are always allocated before they are written through a mapping: where memory is full, that is an OSError and not a
+Pages are always allocated before they are written through a mapping: full memory then raises OSError, instead of a
 signal that ends the process.
 """
 
@@ -35,19 +35,19 @@ from actors.weights.manifest import chunk_bounds, chunk_is_intact
 from actors.weights.segments import hold, open_ours
 
 PARALLEL_BYTES: Final = 32 << 20
-"""Below this a second thread costs more than it brings, and no spare segment is kept."""
+"""Size below which a second thread costs more than it gains, and no spare segment is kept."""
 _THREADS_MAX: Final = 4
 STEP_BYTES: Final = 16 << 20
-"""Page tables are filled in steps, since Python holds its lock meanwhile."""
+"""Bytes entered into page tables in one step, during which Python holds its lock."""
 _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
 
 
 def map_segment(path: Path, *, own: bool = False) -> memoryview:
-    """The bytes of ``path``, read-only. The mapping goes with the last view of it. ``own``: we keep the file as ours.
+    """The bytes of ``path``, read-only. The mapping goes with its last view. ``own``: mark the file as held by us.
 
     Raises:
-        OSError, ValueError: it cannot be opened, or is empty.
+        OSError, ValueError: the file cannot be opened, or is empty.
     """
     with open_ours(path, "rb") as file:
         if own:
@@ -56,12 +56,12 @@ def map_segment(path: Path, *, own: bool = False) -> memoryview:
 
 
 def map_file(file: IO[bytes]) -> memoryview:
-    """Map a file that is open, as ``map_segment`` does: it may have another name by now."""
+    """Map an open file, as ``map_segment`` does, whatever its name is by now."""
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def partial_path(path: Path) -> Path:
-    """Where a segment lies until it is whole."""
+    """Path of a segment until it is whole."""
     return path.with_name(f"{path.name}.partial")
 
 
@@ -74,7 +74,7 @@ class SegmentWriter:
         self._closed = False
 
     def begin(self, path: Path, size: int) -> tuple[mmap.mmap, bool]:
-        """``<path>.partial`` to be written, and whether it was there, left by somebody who did not finish.
+        """``<path>.partial``, mapped for writing, and whether it was left there by a writer that did not finish.
 
         Raises:
             OSError: there is no room for ``size`` bytes.
@@ -86,7 +86,7 @@ class SegmentWriter:
         return self._take_spare(partial, size) or _take_anothers(path, size) or _writable(partial, size), False
 
     def write(self, path: Path, source: memoryview, chunk_bytes: int) -> tuple[bytes, ...]:
-        """A copy of ``source`` at ``path``, whole; the xxh3-128 digests of its chunks, of what was read.
+        """Copy ``source`` to ``path``; returns the xxh3-128 digests of its chunks, of what was read.
 
         Raises:
             OSError: there is no room for it.
@@ -106,18 +106,18 @@ class SegmentWriter:
             if self._spare is None or len(self._spare[1]) != size or self._spare[0].parent != partial.parent:
                 return None
             (spare, memory), self._spare = self._spare, None
-            with contextlib.suppress(FileNotFoundError):  # somebody has cleaned up
+            with contextlib.suppress(FileNotFoundError):  # its file was removed
                 spare.rename(partial)
                 return memory
         return None
 
     def finish(self, path: Path) -> None:
-        """What was begun for ``path`` is whole. Idempotent."""
+        """Give the segment that was begun for ``path`` its final name. Idempotent."""
         with contextlib.suppress(FileNotFoundError):
             partial_path(path).rename(path)
 
     def prepare(self, path: Path, size: int) -> None:
-        """Have the pages of a segment of ``size`` bytes ready beside ``path``; without room for it there is none."""
+        """Make a spare segment of ``size`` bytes beside ``path``, with its pages ready, if there is room."""
         if size < PARALLEL_BYTES:
             return
         with self._lock, contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class SegmentWriter:
                 self._drop_spare()
             if any(_has_size(spare, size) for spare, _ in _spares(path)):
                 return
-            self._spare = None  # who has no file any more has no spare
+            self._spare = None  # its file is gone, if there was one
             spare = path.with_name(f"{_spare_prefix(path)}{os.getpid()}-spare")
             try:
                 memory = _writable(spare, size)
@@ -145,7 +145,7 @@ class SegmentWriter:
                 self._spare = None
 
     def close(self) -> None:
-        """Give the spare back; none is prepared any more, not by what is queued on a thread either."""
+        """Give the spare back; later calls of ``prepare``, queued ones included, make none."""
         with self._lock:
             self._closed = True
             self._drop_spare()
@@ -157,20 +157,20 @@ class SegmentWriter:
 
 
 def _spare_prefix(path: Path) -> str:
-    """How spares for such segments are called: a publisher has its own, a run's pullers share theirs."""
+    """Prefix of the spares' names for such segments: a publisher has its own, a run's pullers share theirs."""
     segment, pulled, _ = path.name.partition("@")
     return f"{segment.rpartition('-v')[0] or segment}-{'pulled-' if pulled else ''}"
 
 
 def _spares(path: Path) -> list[tuple[Path, int]]:
-    """For segments such as ``path``, each with the process that made it."""
+    """Spares for segments such as ``path``, each with the id of the process that made it."""
     prefix = _spare_prefix(path)
     found = [(spare, spare.name[len(prefix) : -len("-spare")]) for spare in path.parent.glob(f"{prefix}*-spare")]
     return [(spare, int(pid)) for spare, pid in found if pid.isdecimal()]
 
 
 def publishers_spare(segment: Path) -> Path | None:
-    """What the publisher of ``segment`` has ready to write its next one to, if that is as large."""
+    """The spare that the publisher of ``segment`` has ready for its next one, if that is as large."""
     with contextlib.suppress(OSError):
         size = segment.stat().st_size
         return next((spare for spare, _ in _spares(segment) if _has_size(spare, size)), None)
@@ -184,17 +184,17 @@ def _has_size(spare: Path, size: int) -> bool:
 
 
 def _remove_spares_of_the_dead(path: Path) -> None:
-    """Who was killed has left a whole segment's memory. To remove one too many does no harm: it is made anew."""
+    """Remove spares of killed processes, each as large as a segment. One removed by mistake is made anew."""
     for spare, pid in _spares(path):
         if not psutil.pid_exists(pid):
             spare.unlink(missing_ok=True)
 
 
 def _take_anothers(path: Path, size: int) -> mmap.mmap | None:
-    """The spare of another puller here: pages that need only be entered, in half the time of new ones."""
+    """Take another puller's spare on this machine: its pages need only be entered, in half the time of new ones."""
     partial = partial_path(path)
     for spare, _ in _spares(path) if "@" in path.name else ():
-        with contextlib.suppress(FileNotFoundError):  # somebody was quicker
+        with contextlib.suppress(FileNotFoundError):  # another puller was quicker
             if _has_size(spare, size):
                 spare.rename(partial)
                 return _writable(partial, size)
@@ -238,7 +238,7 @@ def warm_chunks(manifest: Manifest, view: memoryview, chunks: Sequence[int]) -> 
 
 
 def damaged_chunks(manifest: Manifest, view: memoryview, chunks: Iterable[int] | None = None) -> list[int]:
-    """Those of ``chunks`` (all) in a whole version's bytes that do not fit their hashes."""
+    """Numbers of those ``chunks`` (default: all) in a whole version's bytes that do not fit their hashes."""
     wanted = list(range(len(manifest.chunk_hashes)) if chunks is None else chunks)
     damaged: list[int] = []
 
@@ -253,7 +253,7 @@ def damaged_chunks(manifest: Manifest, view: memoryview, chunks: Iterable[int] |
 
 
 def _write_and_hash(partial: Path, source: memoryview, chunk_bytes: int) -> tuple[bytes, ...]:
-    """Write a new file, as ``copy_and_hash`` does; nothing stays where it does not fit."""
+    """Write a new file and hash it, as ``copy_and_hash`` does; remove the file if it does not fit."""
     digests: list[bytes] = []
     try:
         with open_ours(partial, "wb") as file:
@@ -268,7 +268,7 @@ def _write_and_hash(partial: Path, source: memoryview, chunk_bytes: int) -> tupl
 
 
 def copy_and_hash(source: memoryview, place: memoryview, chunk_bytes: int) -> tuple[bytes, ...]:
-    """Copy ``source`` to ``place``; the xxh3-128 digests of its chunks, of what was read, not of what was written."""
+    """Copy ``source`` to ``place``; returns the xxh3-128 digests of its chunks, of what was read, not written."""
     digests: list[bytes] = [b""] * -(-len(source) // chunk_bytes)
 
     def move(index: int) -> None:
@@ -281,12 +281,12 @@ def copy_and_hash(source: memoryview, place: memoryview, chunk_bytes: int) -> tu
 
 
 def copy(source: memoryview | np.ndarray, place: memoryview) -> None:
-    """Bytes to where they belong. numpy lets other threads run meanwhile; a memoryview keeps Python's lock."""
+    """Copy bytes with numpy, which lets other threads run meanwhile; a memoryview would keep Python's lock."""
     np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def on_all_cores(work: Callable[[int], None], items: list[int], size: int) -> None:
-    """Do ``work`` for every item, of ``size`` bytes together; what takes long in it lets other threads run."""
+    """Call ``work`` for every item, of ``size`` bytes in total; its long parts must release Python's lock."""
     threads = min(_THREADS_MAX, os.cpu_count() or 1) if size >= PARALLEL_BYTES else 1
     if threads == 1:
         for item in items:

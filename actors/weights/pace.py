@@ -1,7 +1,7 @@
-"""How fast one process may send weights: what is sent takes its turn on a line of so many bytes a second.
+"""Limits how fast one process sends weights: each chunk waits for its place on a line of so many bytes a second.
 
-Streams that send at the same time share the line. An idle line saves nothing up, so that there are no bursts beyond the
-one chunk that finds it free.
+Streams that send at the same time share the line. Idle time is not saved up, so that there are no bursts beyond the one
+chunk that finds the line free.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from actors.core.context import Context
 
 
 class Pace:
-    """Paces what is sent. ``bytes_per_s`` None: as fast as it goes. Times are the caller's."""
+    """Paces sending. ``bytes_per_s`` None: no limit. Callers pass the present time."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_s = 0.0
-        """When all that was counted has passed."""
+        """Time at which all bytes counted so far have been sent."""
 
-    async def turn(self, ctx: Context, size_bytes: int) -> None:
+    async def wait_to_send(self, ctx: Context, size_bytes: int) -> None:
         """Return when ``size_bytes`` may be sent."""
         if (wait_s := self.wait_s(ctx.now(), size_bytes)) > 0:
             await ctx.sleep(wait_s)

@@ -3,12 +3,12 @@
     /dev/shm/headrace-<id>/                     0700, made by us; <id> is random, a run's own (RUN_DIR/memory.id, 0600)
         headrace-<id>-v7  …-v7.manifest  …-v7.partial  …-spare  …-v7@rollout-0
 
-Shared memory is open to all users of a machine, who could lay a link or a file of theirs where ours is to be. So all
-of a run's lies in a directory that nobody else can enter, whose name nobody can know before it is there; one that is a
-link or another user's is refused, and files are opened only if they are ours and no links.
+Shared memory is open to all users of a machine, who could place a link or a file of theirs where ours will be. So all
+files of a run lie in a directory that nobody else can enter, whose name nobody can guess; a directory that is a link
+or another user's is refused, and files are opened only if they are ours and no links.
 
 A publisher writes ``<path>.partial`` and renames it, so that a file with the final name is always whole. The weight
-server keeps the manifest beside it (``<path>.manifest``) and can so be killed and go on with what it held.
+server keeps the manifest beside it (``<path>.manifest``), so that the next server can go on with what it held.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from typing import IO, Final, NamedTuple
 
 import msgspec
 
+from actors.host.whole_file import replacing, write_once
 from actors.protocol.weights import Manifest
+from configs.run_files import MEMORY_ID
 
 SITE_VARIABLE: Final = "HEADRACE_SITE"
 """Set by ``headrace node --site`` for itself and its processes."""
 
 
 class Host(NamedTuple):
-    """Names a machine, as far as weights are concerned."""
+    """Identifies a machine for the transfer of weights."""
 
     name: str
     memory: Path
-    """Directory of its shared memory."""
+    """Directory of the machine's shared memory."""
     site: str = ""
     """Site of the machine, as ``own_site`` names it."""
 
 
 SIMULATED_HOST: ContextVar[Host | None] = ContextVar("SIMULATED_HOST", default=None)
-"""Where simulations say on which machine a process believes to be. None: on this one."""
+"""Machine on which a simulated process believes to run. None: this one."""
 
-_ID_FILE: Final = "memory.id"
 _ID_BYTES: Final = 16
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _ID_OF_DIRECTORY: Final = re.compile(r"headrace-[0-9a-f]{32}")
 _ID_OF_NAME: Final = re.compile(r"headrace-([0-9a-f]+)-v\d+")
 
 UNREADABLE: Final = (OSError, msgspec.DecodeError, ValueError, RecursionError)
-"""Errors of a file with a manifest: gone, none, with text that is no UTF-8, nested without end."""
+"""Errors of reading a manifest file: it is gone, is no manifest, no UTF-8, or nested too deeply."""
 
 
 def segment_directory() -> Path:
@@ -83,14 +84,14 @@ def known_run_id(run_dir: Path) -> str | None:
     if SIMULATED_HOST.get() is not None:
         return simulated_id(run_dir)
     with contextlib.suppress(OSError):
-        text = (run_dir / _ID_FILE).read_text("ascii", "replace").strip()
+        text = (run_dir / MEMORY_ID).read_text("ascii", "replace").strip()
         if _ID.fullmatch(text):
             return text
     return None
 
 
 def keep_run_id(run_dir: Path, own: str) -> str:
-    """Keep ``own`` as the id of this run's memory; what counts is what is kept then. Nodes get theirs from the head.
+    """Keep ``own`` as the id of this run's memory unless one is kept; returns the kept one. Nodes get it from the head.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -98,40 +99,33 @@ def keep_run_id(run_dir: Path, own: str) -> str:
     if (known := known_run_id(run_dir)) is not None:
         return known
     run_dir.mkdir(parents=True, exist_ok=True)
-    partial = run_dir / f"{_ID_FILE}.{secrets.token_hex(4)}"
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(own + "\n")
-    try:
-        os.link(partial, run_dir / _ID_FILE)  # unlike a renaming it does not replace what another has just put there
-    except FileExistsError:
-        if known_run_id(run_dir) is None:
-            partial.replace(run_dir / _ID_FILE)  # what is there is no id
-    finally:
-        partial.unlink(missing_ok=True)
+    if not write_once(run_dir / MEMORY_ID, own + "\n") and known_run_id(run_dir) is None:  # the file holds no id
+        (run_dir / MEMORY_ID).unlink(missing_ok=True)
+        write_once(run_dir / MEMORY_ID, own + "\n")
     return known_run_id(run_dir) or own
 
 
 def path_id(run_dir: Path) -> str:
-    """What follows from a run's path: by what files were named that older versions left."""
+    """Id that follows from a run's path, by which older versions named their files, some of which may be left."""
     return hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=6).hexdigest()
 
 
 def simulated_id(run_dir: Path) -> str:
-    """The id of a simulated run's memory. It stands in messages, so it follows from what equal seeds have in common.
+    """The id of a simulated run's memory. It is sent in messages, so it must be the same for equal seeds.
 
-    That is the job's name: where a simulation keeps its files is another place each time.
+    It follows from the job's name alone, since a simulation keeps its files in another place each time.
     """
     return hashlib.blake2b(run_dir.name.encode(), digest_size=6).hexdigest()
 
 
 def memory_of(run: str) -> Path:
-    """Where the files of the run with the id ``run`` lie on this machine; it need not be there."""
+    """Directory for files of the run with the id ``run`` on this machine; it may not exist."""
     directory = segment_directory()
     return directory if SIMULATED_HOST.get() is not None else directory / f"headrace-{run}"
 
 
 def file_in_memory(run_dir: Path, name: str) -> Path:
-    """Where this run's own file called ``name`` lies in shared memory, in a directory that is there.
+    """Path of this run's own file called ``name`` in shared memory, in a directory that exists.
 
     Raises:
         OSError: the directory cannot be made, or is not ours alone.
@@ -146,7 +140,7 @@ def files_in_memory(run_dir: Path, pattern: str) -> list[Path]:
 
 
 def _memory(run: str) -> Path:
-    """``memory_of``, and it is there. A simulated machine's is private as a whole."""
+    """``memory_of``, made if it is missing. A simulated machine's memory is private as a whole."""
     return memory_of(run) if SIMULATED_HOST.get() is not None else private_directory(memory_of(run))
 
 
@@ -165,13 +159,13 @@ def private_directory(directory: Path) -> Path:
 
 
 def open_ours(path: Path, mode: str) -> IO[bytes]:
-    """Open a file of shared memory, which is not followed if it is a link. Made, it is for its owner only.
+    """Open a file of shared memory, unless it is a link. A new file is made for its owner only.
 
     Raises:
         OSError: it cannot be opened, is no file, or is another user's.
     """
     if "r" not in mode and _ID_OF_DIRECTORY.fullmatch(path.parent.name):
-        private_directory(path.parent)  # it goes when nothing is in it
+        private_directory(path.parent)  # it may have been removed when it was empty
     file = open(path, mode, opener=_unfollowed)  # noqa: SIM115  it is handed out
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
@@ -185,7 +179,7 @@ def _unfollowed(path: str, flags: int) -> int:
 
 
 def segment_path(run_dir: Path, policy_version: int) -> Path:
-    """Where a version lies, in a directory that is there.
+    """Path of a version's segment, in a directory that exists.
 
     Raises:
         OSError: the directory cannot be made, or is not ours alone.
@@ -199,17 +193,20 @@ def manifest_path(segment: Path) -> Path:
 
 
 def write_manifest(segment: Path, manifest: Manifest) -> None:
-    partial = segment.with_name(segment.name + ".manifest.partial")
-    with open_ours(partial, "wb") as file:
+    with replacing(manifest_path(segment)) as partial, open_ours(partial, "wb") as file:
         file.write(msgspec.msgpack.encode(manifest))
-    partial.rename(manifest_path(segment))
 
 
-def read_manifests(run_dir: Path) -> list[tuple[Path, Manifest]]:
-    """Segments of this run that a former server had adopted, oldest version first; unreadable ones are left out."""
+def read_manifests(run_dir: Path, holder: str = "") -> list[tuple[Path, Manifest]]:
+    """Segments of this run that a former server had adopted, oldest version first; unreadable ones are left out.
+
+    ``holder``: the rank beside which that server served its share; empty: it was the weight server.
+    """
     found: list[tuple[Path, Manifest]] = []
     for path in _files(run_dir, "-v*.manifest"):
-        segment = path.with_suffix("")
+        segment = path.with_name(path.name.removesuffix(".manifest"))
+        if segment.name.partition("@")[2] != holder:
+            continue
         try:
             manifest = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
             whole = segment.stat().st_size == manifest.total_bytes
@@ -226,11 +223,11 @@ def remove_segment(segment: Path) -> None:
 
 
 def bytes_in_memory(run_dir: Path) -> int:
-    """Size of what this run has in shared memory, on this machine."""
+    """Bytes of this run's files in this machine's shared memory."""
     total = 0
     for path in _files(run_dir, "-*"):
         with contextlib.suppress(FileNotFoundError):  # retired meanwhile
-            total += path.stat().st_size
+            total += min(path.stat().st_size, path.stat().st_blocks * 512)  # a share has holes
     return total
 
 
@@ -238,7 +235,7 @@ def remove_segments(run_dir: Path) -> int:
     """Remove everything that this run left in shared memory; returns how many files."""
     removed = 0
     for path in [*_files(run_dir, "-*"), *segment_directory().glob(f"headrace-{path_id(run_dir)}-*")]:
-        with contextlib.suppress(PermissionError):  # a namesake of another user's
+        with contextlib.suppress(PermissionError):  # another user's file of that name
             path.unlink(missing_ok=True)
             removed += 1
     _leave(run_dir)
@@ -260,12 +257,12 @@ def _leave(run_dir: Path) -> None:
 
 
 def held_path(segment: Path, holder: str) -> Path:
-    """Where the puller called ``holder`` keeps what it pulls of ``segment``; each of its lives on this machine.
+    """Path at which each life of the puller ``holder`` on this machine keeps what it pulls of ``segment``.
 
-    ``segment`` may lie on another machine: its name says whose it is.
+    ``segment`` may lie on another machine: its name says to which run it belongs.
 
     Raises:
-        OSError: that is no segment's name, or there is no room of our own for it.
+        OSError: ``segment`` has no segment's name, or the run's directory cannot be made or is not ours alone.
     """
     name = _ID_OF_NAME.match(segment.name)
     if name is None:
@@ -274,13 +271,13 @@ def held_path(segment: Path, holder: str) -> Path:
 
 
 def hold(file: IO[bytes]) -> None:
-    """Mark ``file`` as somebody's for as long as it, or a mapping of it, is open in this process."""
+    """Mark ``file`` as held for as long as it, or a mapping of it, is open in this process."""
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a living process holds it. In simulations nobody is one, and the killed may not be collected yet."""
+    """Whether a living process holds the file. Not in simulations, whose killed actors may not be collected yet."""
     if SIMULATED_HOST.get() is not None:
         return False
     try:
@@ -294,14 +291,14 @@ def _is_held(path: Path) -> bool:
 
 
 def remove_held_by(run_dir: Path, holders: Iterable[str], pid: int) -> int:
-    """Remove what dead pullers called ``holders`` have of this run, and the process ``pid`` of spare; how many files.
+    """Remove this run's files of dead pullers called ``holders``, and spares of the process ``pid``; returns how many.
 
-    What a living process holds stays: one of the same name may run here in the dead one's place.
+    Files that a living process holds stay: a puller of the same name may run here in the dead one's place.
     """
     ends = tuple(f"@{holder}" for holder in holders)
     removed = 0
     for path in _files(run_dir, "-*"):
-        name = path.name.removesuffix(".partial")
+        name = path.name.removesuffix(".partial").removesuffix(".manifest")
         if name.endswith(f"-{pid}-spare") or (name.endswith(ends) and not _is_held(path)):
             path.unlink(missing_ok=True)
             removed += 1
@@ -310,16 +307,16 @@ def remove_held_by(run_dir: Path, holders: Iterable[str], pid: int) -> int:
 
 
 def own_site() -> str:
-    """Where this machine stands, by name: those of one site share a fast network. Empty: where the head is."""
+    """Name of this machine's site, whose machines share a fast network. Empty: the head's site."""
     simulated = SIMULATED_HOST.get()
     return os.environ.get(SITE_VARIABLE, "") if simulated is None else simulated.site
 
 
 def host_id() -> str:
-    """Names this machine's memory: two processes with equal ids may map each other's segments.
+    """Id of this machine's memory: two processes with equal ids may map each other's segments.
 
-    It is the host's name, the kernel's boot and the device of the file system that shared memory is. So containers of
-    one machine that have a /dev/shm each are two, even if they share its network and its name.
+    It is made of the host's name, the kernel's boot id and the device of shared memory's file system. So containers of
+    one machine that have a /dev/shm each have different ids, even if they share its network and its name.
     """
     simulated = SIMULATED_HOST.get()
     return _own_host_id() if simulated is None else simulated.name

@@ -22,6 +22,7 @@ from actors.weights.segments import remove_segments
 from benchmarks.check_gpu import report
 from benchmarks.check_gpu.parts import PARTS, Part, Place
 from benchmarks.check_gpu.running import Result, run
+from configs.run_files import MEMORY_ID
 
 CHECK_S: Final = 600.0
 """All parts together: what would begin later is skipped."""
@@ -104,7 +105,7 @@ def main(args: Sequence[str]) -> int:
         try:
             check.run()
         finally:  # a run that was killed has left its weights in shared memory
-            for file in Path(scratch).rglob("memory.id"):
+            for file in Path(scratch).rglob(MEMORY_ID):
                 remove_segments(file.parent)
     print(f"{options.report}: what ran on what, and the figures")
     print(report.last_line(check.results), flush=True)

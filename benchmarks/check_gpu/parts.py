@@ -141,7 +141,7 @@ def _bench_gpu(shows: str, part: str, keys: Mapping[str, str], **more: Any) -> P
 
     def command(place: Place) -> list[str]:
         small = ["--small"] if place.on_cpu else []
-        return [sys.executable, "-m", "benchmarks.gpu", "--json", "--device", place.device, "--parts", part, *small]
+        return [sys.executable, "-m", "benchmarks.gpu.gpu", "--json", "--device", place.device, "--parts", part, *small]
 
     return _measurement(shows, command, keys, under=part, **more)
 
@@ -156,13 +156,41 @@ _JOB: Final = {
 }
 
 
+def _long_rows(kind: str) -> Callable[[Place], list[str]]:
+    """`bench long_rows`; on a CPU always in blocks, since flex_attention has no backward pass there."""
+
+    def command(place: Place) -> list[str]:
+        sizes = ["--tokens=4096", "--kind=blocks"] if place.on_cpu else ["--tokens=16384", f"--kind={kind}"]
+        options = ["--json", "--check", "--cases=group", f"--device={place.device}", *sizes]
+        return [sys.executable, "-m", "benchmarks.gpu.long_rows", *options]
+
+    return command
+
+
+_LONG_ROWS: Final = {
+    "of_dense_memory": "of_its_memory", "of_dense_time": "of_its_time", "gradients_differ_by": "gradient_difference",
+}  # fmt: skip
+
+
 def _loop(place: Place) -> list[str]:
     """`bench loop` in async mode, where engine and trainer compute at once."""
     device = [f"--set={role}.device={place.device}" for role in ("rollout", "trainer")]
     shorter = ["--job=configs/quickstart.yaml", "--set=model.warm_start_steps=30"] if place.on_cpu else []
     cores = f"--cores={len(os.sched_getaffinity(0))}"
     steps = ["--steps=8", "--skip=3", "--threads=1:1", "--mode=async"]
-    return [sys.executable, "-m", "benchmarks.loop", "--json", *steps, *device, *shorter, cores]
+    return [sys.executable, "-m", "benchmarks.jobs.loop", "--json", *steps, *device, *shorter, cores]
+
+
+def _head(place: Place) -> list[str]:
+    """`bench train_memory`, on a CPU with sizes at which its processes take no time."""
+    small = ["--tokens=256", "--vocabulary=20000", "--hidden=64"] if place.on_cpu else []
+    return [sys.executable, "-m", "benchmarks.gpu.train_memory", "--json", f"--device={place.device}", *small]
+
+
+def _compile(place: Place) -> list[str]:
+    """`bench compile`, on a CPU with a model that compiles in little time."""
+    sizes = ["--tokens=1024", "--hidden=32", "--layers=2"] if place.on_cpu else ["--tokens=16384", "--hidden=1024"]
+    return [sys.executable, "-m", "benchmarks.gpu.compile", "--json", "--check", f"--device={place.device}", *sizes]
 
 
 # ---------------------------------------------------------------------- all of them
@@ -174,6 +202,12 @@ def _no_vllm(place: Place) -> str:
 
 ENGINE: Final = ["tests/contracts/test_rollout_engine_contract.py", "tests/actors/rollout"]
 BACKEND: Final = ["tests/contracts/test_train_backend_contract.py", "tests/contracts/test_parkable_contract.py"]
+ROWS: Final = ["tests/contracts/test_row_attention_contract.py"]
+MEMORY: Final = [
+    "tests/actors/trainer/backends/test_out_of_memory.py",
+    "tests/actors/trainer/backends/test_recompute.py",
+    "tests/actors/trainer/backends/test_device_sums.py",
+]
 WEIGHTS: Final = ["tests/contracts/test_weights_contract.py"]
 OTHER_MODELS: Final = [
     "tests/actors/environments/test_model_scorer.py",
@@ -189,6 +223,14 @@ PARTS: Final[dict[str, Part]] = {
         "the train backend keeps its contract", BACKEND, on_cuda="not fsdp", on_cpu="torch and not service and not fsdp"
     ),
     "fsdp": _suite("the sharded train backend keeps its contract", BACKEND[:1], on_cuda="fsdp", on_cpu="fsdp"),
+    "row_attention": _suite("packed rows see what sequences by themselves see, in blocks and by flex", ROWS),
+    "long_rows": _measurement(
+        "attention in blocks takes less than a dense mask", _long_rows("blocks"), _LONG_ROWS, under="group"
+    ),
+    "long_rows_flex": _measurement(
+        "flex_attention takes less than a dense mask", _long_rows("flex"), _LONG_ROWS, under="group"
+    ),
+    "memory": _suite("what does not fit is halved, and what is measured to fit does", MEMORY),
     "weights": _suite("what is published is what is served, and scores alike", WEIGHTS),
     "other_models": _suite(
         "reward models score and are trained, and response lengths are predicted", OTHER_MODELS,
@@ -206,9 +248,24 @@ PARTS: Final[dict[str, Part]] = {
         "whole jobs run beside a bare loop on the same device", _loop,
         {"ratio": "async.ratio", "samples/s": "async.ours_samples_per_second", "bare": "async.loop_samples_per_second"},
     ),
+    "head": _measurement(
+        "log-probabilities and their gradients take a part of the memory of whole logits", _head,
+        {
+            **{f"{name}_over_whole": f"bfloat16.{key}" for name, key in (("memory", "ratio"), ("time", "time_ratio"))},
+            "apart": "bfloat16.apart", "growth": "growth.share", "float32_over_whole": "float32.ratio",
+        },
+    ),
+    "compile": _measurement(
+        "compiled layers learn what plain ones do, in a part of their time", _compile,
+        {"of_plain_time": "ratio", "of_plain_memory": "memory_ratio", "start_s": "compiled.start_s", "apart": "apart"},
+    ),
     "vllm": _suite(
-        "the vLLM engine keeps its contract", ENGINE[:1], on_cuda="vllm", on_cpu="vllm and not ranks",
-        missing=_no_vllm, limit_s=240.0,
+        "the vLLM engine keeps its contract", ENGINE[:1], on_cuda="vllm and not server",
+        on_cpu="vllm and not ranks and not server", missing=_no_vllm, limit_s=240.0,
+    ),
+    "server": _suite(
+        "a worker that speaks to a vllm serve keeps the contract", ENGINE[:1], on_cuda="server",
+        on_cpu="server and not vllm", missing=_no_vllm, limit_s=240.0,
     ),
 }  # fmt: skip
 """By name, in the order in which they run."""

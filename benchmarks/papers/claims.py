@@ -19,7 +19,7 @@ from benchmarks.papers.result_data import RESULT
 from benchmarks.papers.scenario import Claim, PaperScenario
 from benchmarks.papers.studies.registry import STUDIES, Measures
 from benchmarks.papers.sweep import Sweep
-from configs.errors import ConfigError, Problem
+from configs.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _known(claim: Claim, measures: Measures, scenario: PaperScenario) -> str:
     if claim.measure not in measures:
         wrong = f"a study of kind {scenario.study.kind} has no measure {claim.measure!r}"
         fix = f"Name one of: {', '.join(sorted(measures))}"
-        raise ConfigError([Problem(scenario.name, "claims", wrong, fix)])
+        raise ConfigError.of(scenario.name, "claims", wrong, fix)
     return claim.measure
 
 

@@ -9,9 +9,9 @@ The product imports nothing of ``benchmarks``. Its command line loads this modul
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from actors.core.strict_json import strict_json
 from benchmarks.papers.result_data import holds_result, read_result
 from benchmarks.papers.scenario import is_paper_scenario, load_paper_scenario
 from configs.errors import ConfigError, Problem
@@ -34,24 +34,26 @@ def simulate_paper(path: Path, seed: int | None, out: Path | None, *, json_: boo
         except OSError as error:
             problem = Problem(f"--out {out}", "", f"cannot be written: {error}", "Name a directory that can be")
             raise ConfigError([problem]) from error
-    print(json.dumps(result.as_map()) if json_ else table(result), flush=True)
+    print(strict_json(result.as_map()) if json_ else table(result), flush=True)
     return 0
 
 
-def draw_result(directory: Path, folder: Path) -> list[Path]:
+def draw_result(directory: Path, folder: Path, below: Path | None = None) -> list[Path]:
     """Draw what a study left in ``directory``: pictures and one page, written into ``folder``; returns the pictures.
 
     Raises:
-        ConfigError: its file is damaged, or the study varied nothing.
+        ConfigError: its file is damaged, the study varied nothing, or ``folder`` leads out of ``below``.
         OSError: ``folder`` cannot be written.
     """
+    from actors.host.plain_file import folder_to_write, put
     from benchmarks.papers.sweep_figures import curves
-    from supervisors.cli.plot.page import _page
+    from supervisors.cli.console.export import page_file
+    from supervisors.cli.plot.figures import png
 
     data = read_result(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / "curves.png"
-    curves(data.sweep).savefig(picture)
+    picture = png(curves(data.sweep))
     facts = [("claims within tolerance", f"{data.within} of {data.claims}"), ("varied", data.sweep.parameter)]
-    (folder / "index.html").write_text(_page(data.name, facts, [picture]), encoding="utf-8")
-    return [picture]
+    with folder_to_write(folder, below=below) as opened:
+        put(opened, "curves.png", picture)
+        put(opened, "index.html", page_file(data.name, facts, {"curves": (picture, "")}).encode())
+    return [folder / "curves.png"]

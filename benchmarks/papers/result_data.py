@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from actors.host.plain_file import read_plain
 from benchmarks.papers.sweep import Sweep, sweep_from
-from configs.errors import ConfigError, Problem
+from configs.errors import ConfigError
+from configs.limits import DEFAULT_LIMITS
 
 RESULT: Final = "result.json"
 """File of a directory that ``simulate --out`` wrote."""
@@ -16,7 +18,7 @@ RESULT: Final = "result.json"
 
 @dataclass(frozen=True, slots=True)
 class ResultData:
-    """It tells how many claims a study had, how many of them were within, and holds its curves."""
+    """Tells how many claims a study had, how many of them were within, and holds its curves."""
 
     name: str
     claims: int
@@ -37,18 +39,20 @@ def read_result(folder: Path) -> ResultData:
     """
     path = folder / RESULT
     try:
-        result: dict[str, Any] = json.loads(path.read_bytes())
+        result: dict[str, Any] = json.loads(read_plain(path, DEFAULT_LIMITS.control_read_bytes))
         name, rows, sweep = str(result["scenario"]), list[dict[str, Any]](result["claims"]), result["sweep"]
         if sweep is None:
             raise _wrong(
                 path, "has no curves: its study varies nothing", "Draw one of configs/papers/sensitivity_*.yaml"
             )
         return ResultData(name, len(rows), sum(bool(row["within"]) for row in rows), sweep_from(sweep))
-    except (ValueError, KeyError, TypeError) as error:
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _wrong(
             path, f"is no result of a study: {error!r}", "Write it anew with headrace simulate --out"
         ) from error
 
 
 def _wrong(path: Path, what: str, fix: str) -> ConfigError:
-    return ConfigError([Problem(f"headrace plot {path}", "", what, fix)])
+    return ConfigError.of(f"headrace plot {path}", "", what, fix)

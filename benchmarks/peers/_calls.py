@@ -1,7 +1,7 @@
 """Calls of an actor in another process: ours beside another project's, on the same machine in one run.
 
     PYTHON benchmarks/peers/PEER_calls.py worker COUNT    in the peer's own environment: its round trip, its rate
-    benchmarks.ask                                        ours, in the same manner
+    benchmarks.data_plane.ask                                        ours, in the same manner
 
 The work is equal: 64 bytes there and back, one at a time, then 64 in flight. The two take turns; medians.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks._command import Result, show
 from benchmarks._jobs import hardware, last_line
 from benchmarks._processes import on_uvloop
-from benchmarks.ask import measure
+from benchmarks.data_plane.ask import measure
 
 ROUNDS = 3
 

@@ -27,7 +27,7 @@ import psutil
 from benchmarks._command import Result
 from benchmarks._jobs import BenchmarkFailed
 from benchmarks._processes import cpu_s
-from benchmarks._vllm import ENVIRONMENT, GROUP, Work, engine_arguments
+from benchmarks.vllm._vllm import ENVIRONMENT, GROUP, Work, engine_arguments
 
 ENDPOINTS: Final = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
 """OpenAI's, with text; and vLLM's own from tokens to tokens."""

@@ -29,9 +29,9 @@ import numpy as np
 from benchmarks._command import Result, show
 from benchmarks._jobs import BenchmarkFailed, hardware
 from benchmarks._processes import ROOT, on_uvloop, started
+from benchmarks.data_plane.tokens import said
+from benchmarks.data_plane.weights import DEFAULT_BYTES, Bench, Children, make_model
 from benchmarks.peers._vllm_server import free_port
-from benchmarks.tokens import said
-from benchmarks.weights import DEFAULT_BYTES, Bench, Children, make_model
 
 ROUNDS: Final = 3
 PULLERS: Final = 4

@@ -24,7 +24,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from actors.environments.prompts.sources import open_source, stream_index
+from actors.environments.prompts.sources import open_source
 from actors.environments.prompts.tokenizer import TextCodec
 from benchmarks._command import Result
 from benchmarks._jobs import (
@@ -35,6 +35,7 @@ from benchmarks._jobs import (
     prepare_job,
     run_headrace,
     settings_for,
+    stream_index,
     use_cores,
 )
 from benchmarks._processes import ROOT

@@ -24,9 +24,9 @@ from typing import Final
 from benchmarks._command import Result, show
 from benchmarks._jobs import hardware
 from benchmarks._processes import on_uvloop
-from benchmarks._vllm import Work
 from benchmarks.peers._vllm_server import ENDPOINTS, client, server, vllm_version
-from benchmarks.vllm_stream import (
+from benchmarks.vllm._vllm import Work
+from benchmarks.vllm.vllm_stream import (
     Samples,
     add_options,
     equal_fraction,

@@ -12,19 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from configs.checks.adapter_checks import check_adapter
+from configs.checks.compile_checks import check_compile
 from configs.checks.critic_checks import check_critic
-from configs.checks.data_checks import check_data
-from configs.checks.environment_checks import check_environment
-from configs.checks.episode_checks import check_episodes
-from configs.checks.evaluation_checks import check_evaluation
-from configs.checks.gateway_checks import check_gateway
+from configs.checks.data_checks import check_data, check_evaluation
+from configs.checks.environment_checks import check_environment, check_episodes, check_gateway
+from configs.checks.expert_checks import check_experts
 from configs.checks.learning_checks import check_learning
-from configs.checks.model_checks import check_model, check_ranker_model
+from configs.checks.model_checks import check_model, check_optimizer, check_ranker_model
 from configs.checks.provider_checks import check_provider
+from configs.checks.rank_checks import check_rank_places, check_sharding, check_tensor_parallel
 from configs.checks.reward_checks import check_reward
 from configs.checks.scheduling_checks import check_scheduling
-from configs.checks.sharding_checks import check_replica_places, check_sharding
-from configs.checks.tensor_parallel_checks import check_tensor_parallel
+from configs.checks.server_checks import check_servers
+from configs.errors import Found
 from configs.hub_names import is_hub_data
 from configs.schema import JobConfig
 from configs.task_schema import DataConfig
@@ -35,9 +35,6 @@ OWN_TEMPLATE_ARGUMENTS = (
 )
 """Arguments of ``apply_chat_template`` that the product itself sets, or that would change more than the text."""
 
-Found = tuple[str, str, str]
-"""(field, what is wrong, what to do)."""
-
 
 def check_job(job: JobConfig) -> list[Found]:
     """Every problem that would stop ``job`` on this machine, the cheapest to find first."""
@@ -47,8 +44,10 @@ def check_job(job: JobConfig) -> list[Found]:
         check_learning,
         check_critic,
         check_adapter,
+        check_optimizer,
+        check_experts,
         check_sharding,
-        check_replica_places,
+        check_rank_places,
         check_environment,
         check_episodes,
         _check_cluster,
@@ -63,6 +62,7 @@ def check_job(job: JobConfig) -> list[Found]:
         check_model,
         check_ranker_model,
         check_tensor_parallel,
+        check_servers,
     ]
     return [problem for check in checks for problem in check(job)]
 
@@ -70,7 +70,7 @@ def check_job(job: JobConfig) -> list[Found]:
 def _check_consistency(job: JobConfig) -> list[Found]:
     found: list[Found] = []
     longest = job.sequence_tokens
-    if job.trainer.micro_batch_tokens < longest:
+    if job.trainer.micro_batch_tokens != "auto" and job.trainer.micro_batch_tokens < longest:
         parts = ("data.max_prompt_tokens + rollout.max_tokens", "one of the two")
         sample, lower = ("environment.episode_tokens",) * 2 if job.has_episodes else parts
         wrong = f"cannot hold one sample of {sample} = {longest}"
@@ -108,7 +108,7 @@ def _check_consistency(job: JobConfig) -> list[Found]:
 
 
 def _check_mailbox(job: JobConfig) -> list[Found]:
-    """What refuses reports has its workers' samples generated again."""
+    """Check that the scheduler's mailbox has room for all reports; tokens of a refused one are generated again."""
     workers = max(job.rollout.workers, job.scheduling.workers_max or 0)
     workers += (job.provider.nodes_max or 0) * job.provider.slots
     most = workers * job.limits.reports_under_way
@@ -131,7 +131,7 @@ def _check_cluster(job: JobConfig) -> list[Found]:
     if place == "remote" and nodes == 0:
         fix = "Set cluster.nodes to how many will join, or place_rollout to spread"
         return [("cluster.place_rollout", "remote, but cluster.nodes is 0: no worker could be placed", fix)]
-    if place == "local" and nodes > 0 and job.cluster.place_replicas == "local":
+    if place == "local" and nodes > 0 and job.trainer_machines == 1:
         return [
             (
                 "cluster.place_rollout",
@@ -155,6 +155,18 @@ def _check_packages(job: JobConfig) -> list[Found]:
         ),
         *(need for name, data in job.data.sources.items() for need in _needs_of(job.data.key_of(name), data)),
         *(need for data in held_out.sources.values() for need in _needs_of("eval.data", data)),
+        (
+            "trainer.optimizer",
+            job.trainer.optimizer == "adamw8bit",
+            "bitsandbytes",
+            "Run pip install 'headrace[optimizers]', or leave it out",
+        ),
+        (
+            "model.adapter.quantization",
+            job.model.adapter is not None and job.model.adapter.quantization == "nf4",
+            "bitsandbytes",
+            "Run pip install 'headrace[nf4]', or leave it out",
+        ),
         (
             "metrics.wandb_project",
             bool(job.metrics.wandb_project),
@@ -203,19 +215,52 @@ def has_gpu() -> bool:
 
 
 def _check_workers(job: JobConfig) -> list[Found]:
-    """Each is a process with a model of its own; a simulated one has none, and other machines are not known yet."""
+    """Refuse more workers than the cores bear: each is a process with a model of its own.
+
+    Simulated workers have no model, and the cores of other machines are not known yet.
+    """
     most = job.limits.workers_per_core * cores_here()
-    if job.rollout.engine == "simulated" or job.cluster.nodes or job.rollout.workers <= most:
+    own = job.rollout.workers - len(job.rollout.servers)
+    if job.rollout.engine == "simulated" or job.cluster.nodes or own <= most:
         return []
-    wrong = f"{job.rollout.workers} processes on {cores_here()} cores, each with a model of its own"
+    wrong = f"{own} processes on {cores_here()} cores, each with a model of its own"
     return [("rollout.workers", wrong, f"Set it to at most {most} (limits.workers_per_core), {cores_here()} is usual")]
 
 
-def _check_device(job: JobConfig) -> list[Found]:
-    if has_gpu():
+def _check_recompute(job: JobConfig, *, on_cpu: bool) -> list[Found]:
+    trainer, key = job.trainer, "trainer.recompute"
+    if trainer.backend == "simulated":
         return []
-    wrong, fix = "cuda, but this machine has no NVIDIA driver", "Set it to auto or cpu"
+    if trainer.recompute == "offload" and on_cpu:
+        wrong = "offload, which moves activations off a device, and the trainer's is a CPU, whose memory they take"
+        return [(key, wrong, "Set it to whole or selective")]
+    if trainer.recompute == "offload" and trainer.micro_batch_tokens == "auto":
+        wrong = (
+            "offload, but trainer.micro_batch_tokens is auto, which does not measure what it takes of the host's memory"
+        )
+        return [(key, wrong, "Set trainer.micro_batch_tokens to a number, or recompute to auto")]
+    if trainer.recompute == "auto" and (trainer.micro_batch_tokens != "auto" or trainer.service is not None):
+        wrong = "auto, but nothing is measured at the start: trainer.micro_batch_tokens is a number"
+        if trainer.service is not None:
+            wrong = "auto, but a training service measures nothing: what is free there changes with other jobs"
+        return [(key, wrong, "Set trainer.micro_batch_tokens to auto as well, or recompute to whole or selective")]
+    if trainer.recompute in ("selective", "auto") and trainer.attention == "flex":
+        wrong = f"{trainer.recompute}, which keeps attention by torch's SDPA, and trainer.attention is flex"
+        return [(key, wrong, "Set it to whole, or trainer.attention to blocks")]
+    return []
+
+
+def _check_device(job: JobConfig) -> list[Found]:
     found: list[Found] = []
+    on_cpu = job.trainer.device == "cpu" or not has_gpu()
+    if job.trainer.attention == "flex" and on_cpu and job.trainer.backend != "simulated":
+        wrong = "flex, which has no backward pass on a CPU, and the trainer has no other device"
+        found.append(("trainer.attention", wrong, "Set it to blocks"))
+    found += _check_recompute(job, on_cpu=on_cpu)
+    found += check_compile(job, on_cpu=on_cpu, has_triton=installed("triton"))
+    if has_gpu():
+        return found
+    wrong, fix = "cuda, but this machine has no NVIDIA driver", "Set it to auto or cpu"
     if job.trainer.device == "cuda" and job.trainer.backend != "simulated":
         found.append(("trainer.device", wrong, fix))
     if job.rollout.device == "cuda" and job.rollout.engine != "simulated" and job.cluster.nodes == 0:

@@ -1,4 +1,4 @@
-"""What the schema cannot see of a critic: keys without one, and models that are none."""
+"""Checks of a critic beyond the schema: its keys in jobs without one, and models that cannot be one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any, cast
 from configs.checks.learning_checks import is_set
 from configs.checks.model_files import problem_of
 from configs.checks.reward_checks import labels_of
+from configs.errors import Found
 from configs.model_files import ModelFileBroken, read_model_file, text_config
 from configs.schema import JobConfig
 
-Found = tuple[str, str, str]
-"""(field, what is wrong, what to do)."""
-
 
 def check_critic(job: JobConfig) -> list[Found]:
-    """Problems of ``critic``."""
     return _check_ppo(job) if job.algorithm.has_critic else _check_without(job)
 
 
@@ -64,7 +61,7 @@ def _check_path(job: JobConfig) -> list[Found]:
 def why_no_critic(critic: Path, policy: Path | None) -> tuple[str, str] | None:
     """Why the model in ``critic`` cannot judge the tokens of the one in ``policy``: (what is wrong, what to do).
 
-    ``policy``: None where it is not there yet; only the critic itself is looked at then.
+    ``policy``: None if it is not there yet; then only the critic itself is checked.
     """
     try:
         config = read_model_file(critic, "config.json")
@@ -99,7 +96,7 @@ def is_classifier(config: dict[str, Any]) -> bool:
 
 
 def _tokens(directory: Path) -> dict[str, int]:
-    """Token → id as tokenizer.json has them; empty where that says nothing, as of a slow tokenizer."""
+    """Ids by token, from tokenizer.json; empty if that has none, as with a slow tokenizer."""
     content = read_model_file(directory, "tokenizer.json")
     model: object = content.get("model")
     vocabulary: object = cast("dict[str, Any]", model).get("vocab") if isinstance(model, dict) else None

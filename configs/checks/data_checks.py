@@ -1,8 +1,8 @@
-"""Whether the prompts can be read: the file is there, its first rows parse, and they have the columns.
+"""Checks that the prompts can be read: the file is there, its first rows parse, and they have the needed columns.
 
     data.path ─▶ form_of ─▶ its first rows (text, Parquet) or the names of its columns (a saved data set) ─▶ problems
 
-All other rows are looked at by the process that reads them, before the first step.
+All other rows are checked by the process that reads the prompts, before the first step.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from configs.checks.source_lookup import definition_of, reasoning_gym_tasks
+from configs.checks.definitions import Definition, definition_of, gives_no_value
+from configs.checks.source_lookup import reasoning_gym_tasks
 from configs.data_forms import DataForm, UnknownForm, chosen_split, data_files, form_of, wrong_answer, wrong_prompt
+from configs.errors import Found
 from configs.hub_names import is_hub_data
 from configs.schema import JobConfig
 from configs.task_schema import DataConfig, SourceConfig
 
 ROWS_CHECKED = 20
-"""Enough to catch a wrong file or column."""
+"""Rows checked at the beginning of a file: enough to notice a wrong file or column."""
 _ARRAY_MAX_BYTES = 16 << 20
-"""A longer array takes seconds to parse: whoever reads it does that anyway."""
+"""Length from which a JSON array is not parsed here: that takes seconds, and the prompt reader does it anyway."""
 
-Found = tuple[str, str, str]
 Rows = list[tuple[str, dict[str, Any]]]
-"""Rows, and how a person finds each."""
+"""Rows, each after its place in the file, such as ``line 3``."""
 
 
 def check_data(job: JobConfig) -> list[Found]:
@@ -45,7 +46,7 @@ def check_data(job: JobConfig) -> list[Found]:
 
 
 def _check_mix(data: DataConfig) -> list[Found]:
-    """What ``data`` says beside ``data.mix``, where each source says it for itself; names that are given twice."""
+    """Keys set in ``data`` although each source of ``data.mix`` has its own; names given twice."""
     if not data.mix:
         return []
     usual = SourceConfig()
@@ -74,7 +75,7 @@ def _check_source(job: JobConfig) -> list[Found]:
             ("data.path", f"is missing, and data.source is {data.source}", "Name the file or directory of the prompts")
         ]
     if is_hub_data(data.path, data.source):
-        return []  # whoever fetches it says what is wrong with it
+        return []  # the process that fetches it reports what is wrong with it
     path = Path(data.path)
     if not path.exists():
         return [
@@ -92,7 +93,7 @@ def _check_source(job: JobConfig) -> list[Found]:
 
 
 def _unused_keys(data: DataConfig, form: DataForm) -> list[Found]:
-    """Keys that choose a part of what is not in parts."""
+    """Keys that choose a configuration, split or revision of data that has none."""
     directory = form in (DataForm.SAVED, DataForm.FOLDER)
     takes = {"config": form is DataForm.FOLDER, "split": directory, "revision": False}
     has = {"config": "configurations", "split": "splits", "revision": "revisions"}
@@ -109,7 +110,7 @@ def _check_task(data: DataConfig) -> list[Found]:
             ("data.task", "is missing, and data.source is reasoning_gym", "Name a data set, such as spell_backward")
         ]
     tasks = reasoning_gym_tasks()
-    if not tasks or data.task in tasks:  # not installed: that is said elsewhere
+    if not tasks or data.task in tasks:  # not installed: checks.py reports that
         return []
     near = difflib.get_close_matches(data.task, tasks, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its {len(tasks)} data sets, such as spell_backward"
@@ -117,7 +118,7 @@ def _check_task(data: DataConfig) -> list[Found]:
 
 
 def _first_rows(path: Path, form: DataForm, split: str | None) -> Rows:
-    """As many as are looked at; none of a form that only its library can read.
+    """The first ``ROWS_CHECKED`` rows; none of a form that only the datasets library can read.
 
     Raises:
         UnknownForm: they cannot be read.
@@ -193,7 +194,7 @@ def _check_rows(job: JobConfig, rows: Rows) -> list[Found]:
         if problems := _check_columns(job, list(row), where):
             return problems
         if job.has_episodes:
-            continue  # what a task is is its environment's business
+            continue  # the environment decides what a task is
         if wrong := wrong_prompt(row[job.data.prompt_key]):
             return [("data.prompt_key", f"{where} {wrong}", "Name the column of the prompt, or mend the row")]
         if compares and (wrong := wrong_answer(row[job.data.answer_key])):
@@ -228,25 +229,28 @@ def _check_columns(job: JobConfig, columns: list[str], where: str) -> list[Found
 
 
 def _check_calls(job: JobConfig, further: list[str], where: str) -> list[Found]:
-    """Whether each reward that is a function can be called with these columns."""
-    functions = [(key, reward.function) for key, reward in job.reward.each if reward.kind == "function"]
+    """Problems of calling each reward function with these columns."""
+    functions = [(f"{key}.function", reward.function) for key, reward in job.reward.each if reward.kind == "function"]
+    if job.environment.kind == "python" and job.environment.path is None:
+        functions.append(("environment.options.reward", job.environment.options.get("reward")))
     return [
-        (field.replace("reward", key, 1), wrong, fix)
+        (key if field == "reward.function" else field, wrong, fix)
         for key, function in functions
-        if function
+        if isinstance(function, str) and function
         for field, wrong, fix in _check_call(function, further, where)
     ]
 
 
 def _check_call(function: str, further: list[str], where: str) -> list[Found]:
-    """Whether the call ``function(prompt, response, answer, **further)`` would be refused, for every sample."""
+    """Why the call ``function(prompt, response, answer, **further)`` would fail for every sample; empty: it works."""
     definition = definition_of(function)
-    if definition is None:
+    if definition is None or (isinstance(definition.node, ast.ClassDef) and not gives_no_value(definition)):
         own, takes, takes_any = ["prompt", "response", "answer"], set[str](), True
     else:
-        if problem := _check_signature(function, definition, further, where):
+        if problem := _check_signature(definition, further, where):
             return [("reward.function", *problem)]
-        arguments = definition.args
+        assert not isinstance(definition.node, ast.ClassDef), "refused above"
+        arguments = definition.node.args
         by_position = len(arguments.posonlyargs)
         names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         own = names[by_position:3]
@@ -265,14 +269,14 @@ def _check_call(function: str, further: list[str], where: str) -> list[Found]:
 _FORM = "Write it as def score(prompt, response, answer, **columns), returning one number for one response"
 
 
-def _check_signature(
-    function: str, definition: ast.FunctionDef | ast.AsyncFunctionDef, further: list[str], where: str
-) -> tuple[str, str] | None:
-    """What the definition alone says against the call: a coroutine, too few parameters, one that no column gives."""
-    at = f"{function} (line {definition.lineno})"
-    if isinstance(definition, ast.AsyncFunctionDef):
+def _check_signature(definition: Definition, further: list[str], where: str) -> tuple[str, str] | None:
+    """Why the call cannot match the definition: no plain function, too few parameters, or one that no column gives."""
+    at = definition.shown
+    if isinstance(definition.node, ast.ClassDef):
+        return f"{at} is a class, and calling it gives an object, not a number", _FORM
+    if isinstance(definition.node, ast.AsyncFunctionDef):
         return f"{at} is a coroutine function, and nobody would await it", "Write def instead of async def"
-    arguments = definition.args
+    arguments = definition.node.args
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     if len(positional) < 3 and arguments.vararg is None:
         if "completions" in positional:
@@ -296,3 +300,28 @@ def _listed(names: list[str]) -> str:
     if not names:
         return "no parameter by position"
     return f"{' and '.join(names)} only" if len(names) < 3 else ", ".join(names)
+
+
+def check_evaluation(job: JobConfig) -> list[Found]:
+    """Every problem of the section ``eval``, as (field, what is wrong, what to do)."""
+    config, found = job.eval, list[Found]()
+    if config is None:
+        if job.checkpoint.keep_best:
+            fix = "Add eval, which measures it, or remove keep_best"
+            found.append(("checkpoint.keep_best", "true, but nothing says which checkpoint is best", fix))
+        return found
+    if config.samples > 1 and config.temperature == 0:
+        wrong = f"0 makes all {config.samples} samples of a prompt equal"
+        found.append(("eval.temperature", wrong, "Set it above 0, or eval.samples to 1"))
+    if config.data.epochs is not None:
+        found.append(("eval.data.epochs", "is set, but an evaluation reads its data once", "Remove it"))
+    if job.has_episodes and job.evaluation.episode_tokens <= job.evaluation.rollout.max_tokens:
+        wrong = f"leaves the environment nothing of environment.episode_tokens, {job.episode_tokens}"
+        found.append(("eval.max_tokens", f"{config.max_tokens} {wrong}", "Lower it, or raise episode_tokens"))
+    policy, seeding = job.scheduling.policy, job.scheduling.seeding
+    if policy == "planned" or seeding:
+        which = "policy: planned" if policy == "planned" else "seeding"
+        wrong = f"is set, and so is scheduling.{which}, whose workers sleep while they would evaluate: not built yet"
+        found.append(("eval", wrong, "Leave one of the two out"))
+    text = check_data(job.evaluation)
+    return found + [(f"eval.{field}" if field.startswith("data.") else field, wrong, fix) for field, wrong, fix in text]

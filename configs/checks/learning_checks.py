@@ -1,20 +1,18 @@
-"""What the schema cannot see of ``algorithm``: keys that its rule does not read, and what does not go together."""
+"""Checks of ``algorithm`` beyond the schema: keys that its rule does not read, and keys that contradict each other."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from configs.checks.source_lookup import find_function
+from configs.errors import Found
 from configs.schema import JobConfig
 
 _STREAMING: Final = ("minibatch", "dynamic")
 
-Found = tuple[str, str, str]
-"""(field, what is wrong, what to do)."""
-
 
 def check_learning(job: JobConfig) -> list[Found]:
-    """Problems of ``algorithm`` and of what it forbids elsewhere."""
+    """Problems of ``algorithm``, and of keys elsewhere that contradict it."""
     checks = (_check_keys, _check_filter, _check_whole_step, _check_kl, _check_correction, _check_functions)
     return [problem for check in checks for problem in check(job)]
 
@@ -74,7 +72,7 @@ def is_set(section: Any, key: str) -> bool:
 
 
 def _check_whole_step(job: JobConfig) -> list[Found]:
-    """What a rule that needs all of a step forbids, or a step of several updates."""
+    """Keys that contradict a rule that needs the whole step, or a step of several updates."""
     algorithm, found = job.algorithm, list[Found]()
     if not algorithm.needs_whole_step:
         return found

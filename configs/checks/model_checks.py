@@ -1,4 +1,4 @@
-"""Whether the models can be had: a directory that looks like one, or a name that the hub or the cache knows."""
+"""Checks that each model is a directory that looks like one, or a name that the hub or the cache knows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import urllib.request
 from pathlib import Path
 
 from configs.checks.model_files import problem_of
+from configs.errors import Found
 from configs.hub_names import is_hub_name
 from configs.limits import DEFAULT_LIMITS
 from configs.model_files import ModelFileBroken, has_chat_template, why_too_long
 from configs.schema import JobConfig
-
-Found = tuple[str, str, str]
 
 _REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*")
 _YES = ("1", "ON", "YES", "TRUE")
@@ -37,7 +36,8 @@ def check_ranker_model(job: JobConfig) -> list[Found]:
     if not (Path(given).expanduser() / "config.json").is_file():
         wrong = f"{given!r} is no Hugging Face model directory: it has no config.json"
         return [("rollout.ranker_model", wrong, "Name the directory that from_pretrained would load")]
-    return []
+    problem = problem_of(Path(given).expanduser(), given, weights=True)
+    return [("rollout.ranker_model", *problem)] if problem else []
 
 
 def _check_revision(job: JobConfig) -> list[Found]:
@@ -66,7 +66,7 @@ def _check_model_path(job: JobConfig) -> list[Found]:
         ]
     path = Path(job.model.path).expanduser()
     if path.exists():
-        adapter = (path / "adapter_config.json").is_file()  # has no config.json, and is told what it is
+        adapter = (path / "adapter_config.json").is_file()  # problem_of says how to make it a whole model
         if not (path / "config.json").is_file() and not adapter:
             wrong = f"{job.model.path!r} is no Hugging Face model directory: it has no config.json"
             return [("model.path", wrong, "Name the directory that from_pretrained would load")]
@@ -81,7 +81,7 @@ def _check_model_path(job: JobConfig) -> list[Found]:
 
 
 def _check_model_files(job: JobConfig) -> list[Found]:
-    """What the files of a local directory contradict; those of a hub name are looked at once they are there."""
+    """Keys that the files of a local model contradict; a hub model's files are checked once they are fetched."""
     if job.data.chat and job.model.source == "tiny" and not job.model.path:
         wrong = "is set, but a tiny model that is made on the spot has no chat template"
         return [("data.chat", wrong, "Unset it, and write the form of the prompt into data.template")]
@@ -101,10 +101,8 @@ def _check_model_files(job: JobConfig) -> list[Found]:
 
 
 def hub_problem(name: str) -> tuple[str, str] | None:
-    """Why ``name`` cannot be had: it is neither cached nor on a hub that can be reached."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    if (cache / f"models--{name.replace('/', '--')}" / "snapshots").is_dir():
+    """Why ``name`` cannot be loaded: it is neither cached nor on a hub that can be reached; None: it can."""
+    if (_folder_in_cache(name) / "snapshots").is_dir():
         return None
     fix = "Name a local directory, or download the model where the hub can be reached"
     if (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in _YES:
@@ -117,10 +115,47 @@ def hub_problem(name: str) -> tuple[str, str] | None:
         with urllib.request.urlopen(request, timeout=DEFAULT_LIMITS.hub_probe_s):  # noqa: S310
             return None
     except urllib.error.HTTPError as error:
-        if error.code in (401, 403):  # private, or none: the download itself carries the token
-            token = os.environ.get("HF_TOKEN") or (home / "token").is_file()  # the file is what `hf auth login` writes
+        if error.code in (401, 403):  # private or missing: the download itself sends the token
+            token = (
+                os.environ.get("HF_TOKEN") or (_hub_home() / "token").is_file()
+            )  # the file is what `hf auth login` writes
             return None if token else (f"{name!r} does not exist on the hub, or needs HF_TOKEN", fix)
         return (f"the hub has no model {name!r}", "Check the name") if error.code == 404 else None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return f"{name!r} is neither a directory nor in the cache, and the hub cannot be reached ({reason})", fix
+
+
+def _hub_home() -> Path:
+    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+
+
+def _folder_in_cache(name: str) -> Path:
+    return Path(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub") / f"models--{name.replace('/', '--')}"
+
+
+def check_optimizer(job: JobConfig) -> list[Found]:
+    """Problems of a job whose optimizer needs all of a model in one process."""
+    name, backend = job.trainer.optimizer, job.trainer.backend
+    if name == "adamw":
+        return []
+    if backend == "fsdp":
+        wrong = f"{name}, which needs whole matrices, and a rank of trainer.backend: fsdp has some rows of each"
+        return [("trainer.optimizer", wrong, "Leave it out, or set trainer.backend to torch")]
+    if job.model.adapter is not None:
+        wrong = f"{name}, which is for whole models, and model.adapter is set"
+        return [("trainer.optimizer", wrong, "Leave it out, or leave model.adapter out")]
+    return []
+
+
+def model_directory(path: str, revision: str) -> Path:
+    """The directory of a model that is named by its ``path``: its own, or that in the cache of the hub."""
+    directory = Path(path).expanduser()
+    return _cached(path, revision) if is_hub_name(path) and not directory.exists() else directory
+
+
+def _cached(name: str, revision: str) -> Path:
+    """Where the cache of the hub has a model of that name."""
+    folder = _folder_in_cache(name)
+    named = folder / "refs" / revision
+    return folder / "snapshots" / (named.read_text("utf-8").strip() if named.is_file() else revision)

@@ -1,4 +1,6 @@
-"""What the schema cannot see of the job file's ``provider`` section, and of what it needs from others."""
+"""Checks of the job file's ``provider`` section beyond the schema, and of what it needs from other sections. Only the
+cluster can tell whether an image or a volume claim exists.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,10 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from configs.checks.kubernetes_checks import check_kubernetes
+from configs.errors import Found
+from configs.kubernetes_schema import KubernetesConfig, Quantity
 from configs.provider_schema import ProviderConfig, SpotConfig
 from configs.schema import JobConfig
-
-Found = tuple[str, str, str]
-"""Field, what is wrong, what to do: as in ``configs.checks.checks``."""
 
 _TRACE_KEYS = tuple(SpotConfig.model_fields)
 _FUNCTION_KEYS = ("machines", "idle_s", "bill_rounding_s", "asleep_price", "prewarm_buffer_s")
@@ -24,17 +24,17 @@ _FOREIGN: Final = {
     "slurm": ("trace", "speed", *_FUNCTION_KEYS, "kubernetes"),
     "kubernetes": ("trace", "speed", *_FUNCTION_KEYS, "slurm"),
 }
-"""Kind → the keys of the section that say nothing to it."""
+"""Kind → the keys of the section that it does not read."""
 _TIME: Final = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|infinite|unlimited", re.IGNORECASE)
 _OURS: Final = re.compile(
     r"-[JnNaWHM]|--(job-name|comment|nodes|ntasks|array|requeue|no-requeue|wrap|parsable|test-only|wait|hold|signal"
     r"|clusters?)(=|$)"
 )
-"""Options of sbatch that make a job one machine, or by which a run knows its own."""
+"""Options of sbatch that Headrace sets: they make a job one machine, or let a run find its own jobs."""
 
 
 def check_provider(job: JobConfig) -> list[Found]:
-    """The trace itself is read when the run begins."""
+    """Problems of the section. The trace itself is read when the run begins."""
     provider, cluster, default = job.provider, job.cluster, ProviderConfig()
     said = ("slurm", "notice_s") if provider.asks_slurm else ()
     foreign = [name for name in _FOREIGN[provider.kind] if name not in said]
@@ -65,7 +65,7 @@ def check_provider(job: JobConfig) -> list[Found]:
 
 
 def _check_hosts(job: JobConfig) -> list[Found]:
-    """What machines on other hosts need."""
+    """Problems of a job whose machines are on other hosts."""
     provider, listen = job.provider, job.cluster.listen
     found: list[Found] = []
     if provider.nodes_max is None and provider.kind != "functions":
@@ -102,18 +102,18 @@ def _check_slurm(job: JobConfig) -> list[Found]:
 
 
 def _limit_s(text: str) -> float:
-    """A time limit as ``sbatch`` reads it: minutes, minutes:seconds, h:mm:ss, or days and then hours first."""
+    """Seconds of a time limit of ``sbatch``: minutes, minutes:seconds, h:mm:ss, or days-hours[:mm[:ss]]."""
     if not text[0].isdigit():
         return math.inf
     days, dash, rest = text.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
     limit_s = int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
-    return limit_s or math.inf  # to Slurm, 0 is none
+    return limit_s or math.inf  # to Slurm, 0 means no limit
 
 
 def _check_functions(job: JobConfig) -> list[Found]:
-    """What planned generation asks for itself is said by its own checks."""
+    """Problems of machines that are functions; ``check_scheduling`` finds those of planned generation."""
     provider, scheduling, mode = job.provider, job.scheduling, job.sync.mode
     found: list[Found] = []
     if provider.slots != 1:
@@ -132,3 +132,46 @@ def _check_functions(job: JobConfig) -> list[Found]:
         wrong = f"{job.rollout.workers} leaves no function, since scheduling.workers_max is {scheduling.workers_max}"
         found.append(("rollout.workers", wrong, "Lower it (0: all are functions), or raise workers_max"))
     return found
+
+
+_QUANTITY: Final = re.compile(r"\d+(\.\d+)?([mkMGTPE]|[KMGTPE]i)?")
+_OUR_LABELS: Final = "headrace/"
+_SECTION: Final = "provider.kubernetes"
+
+
+def check_kubernetes(kubernetes: KubernetesConfig | None) -> list[Found]:
+    """Problems of the section ``provider.kubernetes``."""
+    if kubernetes is None:
+        return [(_SECTION, "is missing, and provider.kind is kubernetes", "Add it; image is the least that it needs")]
+    found: list[Found] = []
+    if kubernetes.keys_secret is None:
+        wrong = "is missing, and machines on other hosts join with keys only"
+        found.append((f"{_SECTION}.keys_secret", wrong, "Name the Secret that docs/guides/kubernetes.md makes"))
+    resources = kubernetes.resources
+    for where, amounts in (("requests", resources.requests), ("limits", resources.limits)):
+        for name, amount in amounts.items():
+            found += _check_quantity(f"{_SECTION}.resources.{where}.{name}", amount)
+    if kubernetes.shared_memory is not None:
+        found += _check_quantity(f"{_SECTION}.shared_memory", kubernetes.shared_memory)
+    for index, volume in enumerate(kubernetes.volumes):
+        if len(volume.sources) > 1:
+            wrong = f"has {' and '.join(volume.sources)}; expected one source"
+            found.append((f"{_SECTION}.volumes[{index}]", wrong, "Write an item for each of them"))
+    for index, toleration in enumerate(kubernetes.tolerations):
+        if toleration.operator == "Exists" and toleration.value is not None:
+            wrong = f"is {toleration.value}, but operator: Exists takes whatever value"
+            found.append((f"{_SECTION}.tolerations[{index}].value", wrong, "Remove it, or set operator to Equal"))
+        if toleration.operator == "Equal" and toleration.key is None:
+            wrong = "is missing, and operator is Equal"
+            found.append((f"{_SECTION}.tolerations[{index}].key", wrong, "Name the taint, or set operator to Exists"))
+    for name in kubernetes.labels:
+        if name.startswith(_OUR_LABELS) or name == "app.kubernetes.io/name":
+            wrong = f"{name} is set by Headrace, which knows its pods by it"
+            found.append((f"{_SECTION}.labels", wrong, "Remove it"))
+    return found
+
+
+def _check_quantity(field: str, amount: Quantity) -> list[Found]:
+    if _QUANTITY.fullmatch(str(amount)):
+        return []
+    return [(field, f"{amount!r} is no quantity", "Write a number with a unit or without, such as 500m, 64Gi or 2")]

@@ -1,4 +1,4 @@
-"""Whether rewards say what they must: a kind, what belongs to it, and names that tell several apart."""
+"""Checks that each reward has a kind and the keys of that kind, and that several rewards have different names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 from configs.checks.model_checks import hub_problem
+from configs.checks.model_files import scorer_weights_problem
 from configs.checks.source_lookup import find_function
 from configs.data_forms import UnknownForm, form_of
+from configs.errors import Found
 from configs.hub_names import is_hub_name
 from configs.reward_training import ANSWERS, RewardTraining
 from configs.schema import JobConfig
@@ -39,10 +41,7 @@ _TOKENIZERS: Final = (
     "spiece.model",
     "tokenizer_config.json",
 )
-"""Files that a tokenizer is made from, any of them."""
-
-Found = tuple[str, str, str]
-"""(field, what is wrong, what to do)."""
+"""Files of which a tokenizer has at least one."""
 
 
 def check_reward(job: JobConfig) -> list[Found]:
@@ -54,7 +53,7 @@ def check_reward(job: JobConfig) -> list[Found]:
 
 
 def _check_source(job: JobConfig) -> list[Found]:
-    """Whether it is the environment that rewards, or ``reward``: one of the two."""
+    """Check that rewards come from exactly one of the environment and ``reward``."""
     if not job.has_episodes:
         fix = "Use one of: exact_match, math_verify, reasoning_gym, function, http, model"
         return [("reward.kind", "is missing, and has no default", fix)]
@@ -120,7 +119,7 @@ def _check_url(where: str, reward: Reward) -> list[Found]:
 
 
 def _check_reward_model(where: str, reward: Reward) -> list[Found]:
-    """What the files of the directory say before anything is loaded, or what it is to be trained on."""
+    """Problems of a reward model's files, without loading them, or of the settings of its training."""
     fix = "Name the directory that from_pretrained would load"
     if reward.train is not None:
         if reward.path:
@@ -152,6 +151,8 @@ def _check_reward_model(where: str, reward: Reward) -> list[Found]:
     if (labels := labels_of(config)) != 1:
         wrong = f"{reward.path!r} has {labels} labels, and a reward model has one"
         return [(f"{where}.path", wrong, "Name a model that was trained with num_labels=1")]
+    if problem := scorer_weights_problem(path, reward.path):
+        return [(f"{where}.path", *problem)]
     return revision
 
 
@@ -184,11 +185,13 @@ def _check_training(where: str, train: RewardTraining) -> list[Found]:
         found.append(
             (f"{where}.train.model", wrong, "Name one, or a hub name, or leave it out to begin with the policy")
         )
+    elif model is not None and (problem := scorer_weights_problem(Path(model).expanduser(), model)):
+        found.append((f"{where}.train.model", *problem))
     return found
 
 
 def labels_of(config: object) -> int:
-    """How many labels transformers finds in a config.json: 2 where it names none, which is a language model's case."""
+    """Number of labels that transformers finds in a config.json; 2 if it names none, as that of a language model."""
     named = cast("dict[str, object]", config) if isinstance(config, dict) else {}
     labels = named.get("id2label")
     if isinstance(labels, dict):

@@ -1,15 +1,13 @@
-"""What the schema cannot see of the job file's ``scheduling`` section."""
+"""Checks of the job file's ``scheduling`` section beyond the schema."""
 
 from __future__ import annotations
 
+from configs.errors import Found
 from configs.schema import JobConfig, PlanConfig, SchedulingConfig
-
-Found = tuple[str, str, str]
-"""Field, what is wrong, what to do: as in ``configs.checks.checks``."""
 
 
 def check_scheduling(job: JobConfig) -> list[Found]:
-    """Problems of the section and of what it needs from others."""
+    """Problems of the section and of what it needs from other sections."""
     return [*_check_relief(job), *_check_pool_bounds(job), *_check_seeding(job), *_check_planned(job)]
 
 
@@ -60,7 +58,7 @@ def _check_seeding(job: JobConfig) -> list[Found]:
     if scheduling.seeding_end == "estimated" and job.rollout.length_ranking == "none":
         wrong = "estimated, but rollout.length_ranking is none, so no length is expected"
         found.append(("scheduling.seeding_end", wrong, "Set rollout.length_ranking, or this to learned"))
-    if scheduling.workers_max is not None and scheduling.policy != "planned":  # which says more of it
+    if scheduling.workers_max is not None and scheduling.policy != "planned":  # a plan refuses seeding anyway
         wrong = "is set, but with scheduling.seeding its capacity target says how many workers there are"
         found.append(("scheduling.workers_max", wrong, "Remove it, or set scheduling.seeding to false"))
     return found
@@ -76,7 +74,7 @@ def _check_planned(job: JobConfig) -> list[Found]:
         return [(f"scheduling.plan.{given[0]}", wrong, fix)] if given else []
     found: list[Found] = []
     if scheduling.workers_max is None:
-        wrong = "is missing, and scheduling.policy is planned: how many workers generate is sought up to it"
+        wrong = "is missing, but scheduling.policy is planned, and a plan needs the largest number of workers to try"
         found.append(("scheduling.workers_max", wrong, "Set it to the number of workers that you would pay for"))
     if mode not in ("sync", "minibatch"):
         wrong = f"{mode}, but scheduling.policy is planned, and only a step of one version can be planned"

@@ -1,82 +1,142 @@
-"""Names found by reading source code, so that nothing is imported and nothing runs in the head process."""
+"""Finds modules and names in them by reading source code: no code of the user is imported or run.
+
+name ─▶ find_modules.py, in a process with the path of those that will import it ─▶ file ─▶ syntax tree ─▶ names
+"""
 
 from __future__ import annotations
 
 import ast
 import difflib
-import importlib.machinery
+import functools
 import importlib.util
+import json
+import os
 import re
+import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
-_OUR_PACKAGES = ("actors", "configs", "main", "supervisors", "transport")
+from configs.limits import DEFAULT_LIMITS
+from configs.python_path import python_path
+
+_OUR_PACKAGES = ("actors", "configs", "headrace", "main", "supervisors", "transport")
 _FORM = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+_FINDER: Final = Path(__file__).with_name("find_modules.py")
+_CHANGES_THE_PATH: Final = ("sys.path", "sys.modules", "meta_path", "addsitedir")
+"""Words of modules whose own imports can be found only by importing them."""
+
+
+class LookUpFailed(Exception):
+    """The interpreter has not answered; the message says why."""
+
+
+class NoModule(Exception):
+    """There is no module of that name."""
 
 
 def find_function(name: str) -> tuple[str, str] | None:
-    """None if ``package.module:function`` exists, else (what is wrong, what to do).
-
-    The working directory is searched last, as in the processes that will import it.
-    """
+    """None if ``package.module:function`` exists, else (what is wrong, what to do)."""
     if not _FORM.match(name):
         return f"{name!r} is not of the form package.module:name", "Write it as my_rewards:score"
     module, _, function = name.partition(":")
-    spec = _find_module(module)
-    if spec is None:
+    try:
+        tree = parsed(module)
+    except NoModule:
         top = module.partition(".")[0]
         if top in _OUR_PACKAGES:
             return f"there is no module {module!r}: {top} is a package of Headrace", "Give yours another name"
         return f"there is no module {module!r}", "Install it, or start headrace in the directory that holds it"
-    if spec.origin is None or not spec.origin.endswith(".py"):
-        return None  # compiled: only an import could tell
-    try:
-        names = _top_level_names(ast.parse(Path(spec.origin).read_bytes()))
+    except LookUpFailed as error:
+        return f"the module {module!r} cannot be looked for: {error}", "Mend that, and try again"
     except (SyntaxError, ValueError, OSError) as error:
         return f"the module {module!r} cannot be read: {error}", "Mend the module"
-    if function in names or "*" in names:
-        return None
-    near = difflib.get_close_matches(function, names, n=1)
-    return (
-        f"the module {module!r} has no {function!r}",
-        f"Did you mean {module}:{near[0]}?" if near else "Define it there",
-    )
+    if tree is None:
+        return None  # compiled: only an import could tell
+    names = _top_level_names(tree)
+    if function not in names and "*" not in names:
+        near = difflib.get_close_matches(function, names, n=1)
+        return (
+            f"the module {module!r} has no {function!r}",
+            f"Did you mean {module}:{near[0]}?" if near else "Define it there",
+        )
+    return _missing_import(module, tree)
 
 
-def definition_of(name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The definition of ``package.module:name``; None where its source does not tell: decorated, imported, twice."""
-    module, _, function = name.partition(":")
-    spec = _find_module(module)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+def _missing_import(module: str, tree: ast.Module) -> tuple[str, str] | None:
+    """What the module imports as it begins, and nobody could import here."""
+    imports = dict(_plain_imports(tree))
+    if not imports or any(word in ast.unparse(tree) for word in _CHANGES_THE_PATH):
         return None
     try:
-        body = ast.parse(Path(spec.origin).read_bytes()).body
-    except (SyntaxError, ValueError, OSError):
-        return None  # find_function says so
-    found = [n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == function]
-    return found[0] if len(found) == 1 and not found[0].decorator_list else None
+        there = find_modules(imports)
+    except LookUpFailed:
+        return None
+    for name, line in imports.items():
+        if name not in there:
+            wrong = f"the module {module!r} imports {name!r} (line {line}), and there is no such module"
+            return wrong, f"Install {name}, or start headrace in the directory that holds it"
+    return None
+
+
+def _plain_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The packages that a module imports in any case, each with its line."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.partition(".")[0], node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0], node.lineno
+
+
+def parsed(module: str) -> ast.Module | None:
+    """The syntax tree of ``module``; None if it has no Python source.
+
+    Raises:
+        NoModule, LookUpFailed, OSError, SyntaxError, ValueError: it cannot be found, or not read.
+    """
+    file = _located(module, python_path(), tuple(sys.path))
+    return None if file is None else ast.parse(Path(file).read_bytes())
 
 
 def source_file(name: str) -> str | None:
-    """The file in which ``package.module:name`` would be defined; None where it has none that can be read."""
-    spec = _find_module(name.partition(":")[0])
-    return spec.origin if spec is not None and spec.origin is not None and spec.origin.endswith(".py") else None
+    """The file in which ``package.module:name`` would be defined; None if there is no Python source."""
+    try:
+        return _located(name.partition(":")[0], python_path(), tuple(sys.path))
+    except (NoModule, LookUpFailed):
+        return None
 
 
-def _find_module(module: str) -> importlib.machinery.ModuleSpec | None:
-    search: list[str] | None = [*sys.path, str(Path.cwd())]
-    spec: importlib.machinery.ModuleSpec | None = None
-    parts = module.split(".")
-    for depth in range(len(parts)):
-        if search is None:
-            return None  # a plain module has no submodules
-        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: depth + 1]), search)
-        if spec is None:
-            return importlib.util.find_spec(module) if depth == 0 and len(parts) == 1 else None
-        search = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
-        if spec.origin is None and search:
-            continue  # namespace package
-    return spec
+@functools.lru_cache(maxsize=64)
+def _located(module: str, path: str, further: tuple[str, ...]) -> str | None:
+    """The arguments beside ``module`` tell apart what was found from another directory. What raises is not kept."""
+    found = find_modules([module])
+    if module not in found:
+        raise NoModule(module)
+    return found[module]
+
+
+def find_modules(modules: Iterable[str]) -> dict[str, str | None]:
+    """Those of ``modules`` that can be imported, each with its source file, if it has one.
+
+    They are found by the processes' path, and last by this program's own, which a run from Python takes over.
+
+    Raises:
+        LookUpFailed: the interpreter does not answer.
+    """
+    question = json.dumps({"modules": list(modules), "path": [folder for folder in sys.path if folder]})
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-P", str(_FINDER)],
+            input=question, capture_output=True, text=True, timeout=DEFAULT_LIMITS.source_lookup_s, check=True,
+            env={**os.environ, "PYTHONPATH": python_path()},
+        )  # fmt: skip
+        found = json.loads(answer.stdout.splitlines()[-1])
+        return {name: entry["file"] for name, entry in found.items() if entry is not None}
+    except subprocess.CalledProcessError as error:
+        raise LookUpFailed((error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]) from error
+    except (OSError, ValueError, LookupError, subprocess.TimeoutExpired) as error:
+        raise LookUpFailed(str(error)) from error
 
 
 def _top_level_names(tree: ast.Module) -> set[str]:

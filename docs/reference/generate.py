@@ -4,6 +4,7 @@
     configs/services.py ─▶ services.md
     the command line  ─▶ command_line.md      every error class ─▶ errors.md
     configs/fault_plan.py ─▶ faults.md        configs/scenario.py ─▶ scenario.md
+    the control protocol's verbs ─▶ a table of ../control_protocol.md
     benchmarks/papers/scenario.py, benchmarks/papers/setups ─▶ paper_scenario.md
 
 ``tests/docs/test_reference.py`` fails when a page is not what this file would write. Error classes are found in the
@@ -23,9 +24,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from annotated_types import Ge, Gt, Le, Lt
+from msgspec import NODEFAULT, structs
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from actors.control.verbs import VERBS
 from benchmarks.papers.scenario import Claim, PaperScenario, Study
 from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
@@ -182,11 +185,11 @@ def _limit_groups() -> dict[str, str]:
     """The first limit of each group → the group's comment."""
     found: dict[str, str] = {}
     heading = ""
-    files = [ROOT / "configs" / name for name in ("process_limits.py", "environment_limits.py", "limits.py")]
+    files = [ROOT / "configs" / name for name in ("process_limits.py", "limits.py")]
     for line in "\n".join(file.read_text(encoding="utf-8") for file in files).splitlines():
         if comment := re.fullmatch(r"    # (.+)", line):
             heading = comment[1]
-        elif heading and (name := re.match(r"    (\w+): (?:int|float) = Field", line)):
+        elif heading and (name := re.match(r"    (\w+): (?:int|float) = limit", line)):
             found[name[1]], heading = heading.capitalize(), ""
     return found
 
@@ -323,6 +326,30 @@ def command_line() -> str:
     return "\n".join(parts) + "\n"
 
 
+_VERB_TABLE = "| op | args | result | changes something |"
+
+
+def control_protocol() -> str:
+    """The page, with its table of verbs as they are declared."""
+    before, _, rest = (HERE.parent / "control_protocol.md").read_text("utf-8").partition(_VERB_TABLE)
+    rows: list[str] = []
+    for op, verb in VERBS.items():
+        arguments = ", ".join(map(_argument, structs.fields(verb)))
+        rows.append(
+            f"| `{op}` |{f' {arguments}' if arguments else ''} | {verb.gives} | {'yes' if verb.writes else 'no'} |"
+        )
+    return "\n".join([before + _VERB_TABLE, "|---|---|---|---|", *rows, "", rest.partition("\n\n")[2]])
+
+
+def _argument(argument: structs.FieldInfo) -> str:
+    if argument.default is None:
+        return f"`{argument.name}?`"
+    if argument.default is not NODEFAULT:
+        return f"`{argument.name}` = {argument.default:g}"
+    about = next((meta.description for meta in getattr(argument.type, "__metadata__", ())), "")
+    return f"`{argument.name}`" + (f": {about[0].lower()}{about[1:].rstrip('.')}" if about else "")
+
+
 def _commands(group: Any, words: list[str]) -> Iterator[tuple[list[str], Any]]:
     for name, command in group.commands.items():
         if command.hidden:
@@ -351,7 +378,7 @@ def _option(parameter: Any) -> str:
 
 
 def _option_default(parameter: Any) -> str:
-    default = parameter.default
+    default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
     shown = isinstance(default, str | int | float | Path) and not isinstance(default, bool)
     return f" Default: `{default}`." if shown else ""
 
@@ -447,6 +474,7 @@ PAGES = {
     "scenario.md": scenario,
     "paper_scenario.md": paper_scenario,
     "command_line.md": command_line,
+    "../control_protocol.md": control_protocol,
     "errors.md": errors,
 }
 

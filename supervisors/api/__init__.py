@@ -1,6 +1,6 @@
 """Headrace from Python: start a run, follow it, look at it; in a script, in a notebook, in a program with a loop.
 
-    from supervisors.api import connect, resume, run_job, start
+    from headrace import connect, resume, run_job, start
 
     run = start("quickstart", {"steps": 20})        a process of its own, which ends when nobody holds ``run`` any more
     for event in run.events(): print(event)         or ``async for``

@@ -1,10 +1,10 @@
-"""What a program that starts runs, or connects to them, may meet. Continues the tree of ``transport/errors.py``.
+"""Errors that a program may meet when it starts or connects to runs. Continues the tree of ``transport/errors.py``.
 
 HeadraceError
-├── RunFailed       a run has ended without finishing; ``summary`` is all that it has come to, and resume may go on
+├── RunFailed       a run has ended without finishing; ``summary`` says how far it came; resume may continue it
 └── NoRun           there is no run where one was looked for; name another place
 
-Beside them: ConfigError (the job, or where it is to run; mend it), DirectoryInUse (another run lives there),
+Beside them: ConfigError (the job or its place is wrong; correct it), DirectoryInUse (another run lives there),
 NoSpaceLeft, and the ControlErrors of a run that is asked for something (``actors/control/errors.py``).
 """
 

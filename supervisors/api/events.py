@@ -1,11 +1,11 @@
-"""What a run tells as it goes on: an event each, for ``for`` and for ``async for``, with ``print`` in mind.
+"""Events of a run as it goes on, for ``for`` and ``async for``; ``print`` shows each as the text below.
 
 kind      fields                                       text
 state     state                                        running
 phase     phase, phase_done, phase_total, phase_unit   making the model: 300 of 900 steps
-step      a row of metrics.jsonl                       step 4/20  reward 0.412  …
+step      a row of metrics.jsonl                       step 4 (5 of 20)  reward 0.412  …
 message   message                                      warning: …
-waiting   waiting_for; empty: for nothing any more     waiting for …
+waiting   waiting_for; empty: no longer waiting     waiting for …
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from supervisors.api.step_line import step_line
 
 @dataclass(frozen=True)
 class Event:
-    """Tells one thing that has happened in a run. ``print(event)`` shows its text."""
+    """One thing that has happened in a run. ``print(event)`` shows its text."""
 
     kind: str
     fields: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Event:
 
 
 def step_event(row: Mapping[str, Any], steps: int | None) -> Event:
-    """``row`` is one of metrics.jsonl, where steps are counted from 0; people count from 1."""
+    """The event of a row of metrics.jsonl."""
     return Event("step", dict(row), step_line({**row, "step": int(row["step"]) + 1}, steps))
 
 
@@ -42,7 +42,7 @@ def state_event(state: str) -> Event:
 
 
 def heard_event(said: Mapping[str, Any]) -> Event | None:
-    """What a watch of the control socket has told, other than a step; None if there is nothing in it for a program."""
+    """The event of a message from a watch of the control socket, steps aside; None if it is of no use to a program."""
     fields = {name: value for name, value in said.items() if name not in ("kind", "job")}
     if fields.get("message"):
         return Event("message", fields, str(fields["message"]))
@@ -57,7 +57,7 @@ def heard_event(said: Mapping[str, Any]) -> Event | None:
 
 
 class Events:
-    """Events are iterated over once, until the run is over. An interrupted wait loses none of them."""
+    """Iterates over a run's events, once, until it is over. An interrupted wait loses none of them."""
 
     def __init__(self, source: AsyncGenerator[Event, None]) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""What a program calls a job becomes a JobConfig: a file, a preset's name, a map, or the model itself.
+"""Turns what a program gives as a job into a JobConfig: a file, a preset's name, a map, or the model itself.
 
 job, settings, reward ─▶ load_job | job_from_mapping ─▶ JobConfig, or a ConfigError that names each field
 
@@ -9,20 +9,25 @@ has to stand in a module that they can import.
 from __future__ import annotations
 
 import json
-import sys
+import os
+import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
+from configs.checks.source_lookup import source_file
 from configs.errors import ConfigError
 from configs.loader import job_from_mapping, load_job
+from configs.python_path import python_path
 from configs.schema import JobConfig
 
 Reward = Callable[..., object]
 """Function as ``reward.function`` names one: ``score(prompt, response, answer, **columns)``."""
 JobSource = str | Path | Mapping[str, Any] | JobConfig
+_INSTALLED: Final = ("site-packages", "dist-packages")
+"""Names of folders that every process of this Python has."""
 Settings = Mapping[str, Any]
-"""Values by key, as after ``--set``: ``{"rollout.workers": 4}``. Plain ones, as in a job file."""
+"""Values by key, as after ``--set``: ``{"rollout.workers": 4}``; plain values, as in a job file."""
 
 
 def job_of(source: JobSource, settings: Settings | None, reward: Reward | None) -> JobConfig:
@@ -43,10 +48,10 @@ def job_of(source: JobSource, settings: Settings | None, reward: Reward | None) 
 
 
 def overrides_of(settings: Settings) -> list[str]:
-    """As after ``--set``.
+    """The settings as strings, as after ``--set``.
 
     Raises:
-        ConfigError: a value is none that a job file can hold.
+        ConfigError: a job file cannot hold a value.
     """
     return [f"{key}={_written(key, value)}" for key, value in settings.items()]
 
@@ -61,7 +66,7 @@ def _written(key: str, value: Any) -> str:
 
 
 def _with_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The map, with the name of a reward function that it may hold."""
+    """The map, with a reward function in it replaced by its name."""
     section = values.get("reward")
     if callable(section):
         section = {"kind": "function", "function": section}
@@ -94,8 +99,22 @@ def name_of(function: Reward) -> str:
     raise ConfigError.of("job", "reward.function", what, fix)
 
 
-def folder_of(job: JobConfig) -> str | None:
-    """The folder from which this program has imported the job's reward function; None if it has not."""
-    module = (job.reward.function or "").partition(":")[0]
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return str(Path(file).resolve().parents[module.count(".")]) if file and module else None
+def folders_of(job: JobConfig) -> str | None:
+    """Folders beside the usual ones that hold code which the job names, joined as in ``PYTHONPATH``; None if none does.
+
+    So a run imports what its program could: from the folder of a script that was started elsewhere, say.
+    """
+    environment = job.environment
+    named = [*(reward.function for _, reward in job.reward.each), job.algorithm.advantage, job.algorithm.loss]
+    if environment.kind in ("python", "agent"):
+        named += [environment.path, *environment.tools, environment.options.get("reward")]
+    usual = {os.path.realpath(folder) for folder in (*python_path().split(os.pathsep), sysconfig.get_path("stdlib"))}
+    found: list[str] = []
+    for name in named:
+        if not isinstance(name, str) or name.startswith("mcp:") or (file := source_file(name)) is None:
+            continue
+        above = name.partition(":")[0].count(".") + (Path(file).name == "__init__.py")
+        folder = Path(file).resolve().parents[above]
+        if folder.name not in _INSTALLED and str(folder) not in usual:
+            found.append(str(folder))
+    return os.pathsep.join(dict.fromkeys(found)) or None

@@ -1,9 +1,9 @@
-"""A thread with an event loop, on which runs are asked and followed: one a process, begun when it is needed.
+"""A thread with an event loop, on which runs are queried and followed: one per process, started on first use.
 
     caller with a loop that runs (a notebook) ── await ─┐
     caller without one (a script)  ── blocks ───────────┴─▶ submit(coroutine) ─▶ the thread's loop
 
-So nothing depends on whether a loop runs where a program stands, nor on how busy that loop is.
+So nothing depends on whether the caller has a running loop, nor on how busy that loop is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def block(work: Coroutine[Any, Any, T]) -> T:
-    """Do ``work`` on the thread and wait for it here; an interrupted wait ends it. Its deadlines are its own."""
+    """Do ``work`` on the thread and wait for it here; an interrupted wait cancels it. ``work`` sets its deadlines."""
     future = submit(work)
     try:
         return future.result()
@@ -42,7 +42,7 @@ def block(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _forget() -> None:
-    """In a forked process, which has none of the parent's threads."""
+    """Start anew in a forked process, which has none of the parent's threads."""
     global _loop, _starting
     _loop, _starting = None, threading.Lock()
 

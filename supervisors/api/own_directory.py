@@ -8,26 +8,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from actors.host.room import no_space, require_room
+from actors.host.whole_file import write_whole
 from configs.errors import ConfigError
 from configs.loader import dump_job
 from configs.local_paths import RUN_ROOT
+from configs.run_files import JOB_FILE, JOURNAL
 from configs.schema import JobConfig
+from supervisors.api.resume import committed_steps
 from supervisors.checkers.condition import check_can_go_on
-from supervisors.jobs.run_record import data_news, model_news, write_record
+from supervisors.jobs.run_record import data_news, model_news, note_changes, write_record
 from supervisors.machine.run_directory import RunLock, make_run_directory
 
 
 def own_run_directory(run_dir: Path | None, job: JobConfig, *, resume: bool, where: str) -> tuple[RunLock, str]:
-    """The run's directory with its job in it, which nobody else may use until the lock is released.
-
-    And what there is to say of a run that is gone on with.
+    """Lock the run's directory and write the job into it; returns the lock, and news about a run that is resumed.
 
     Args:
         run_dir: default: a new one below RUN_ROOT.
-        where: what people have written to name it, for the messages.
+        where: how the user named the directory, for the messages.
 
     Raises:
-        ConfigError: it cannot be written, holds a run that should not be begun anew, or one that cannot go on.
+        ConfigError: the directory cannot be written, or holds a run that is not to be begun anew or cannot go on.
         DirectoryInUse: a run lives in it.
         NoSpaceLeft: there is no room for a run.
     """
@@ -41,13 +42,16 @@ def own_run_directory(run_dir: Path | None, job: JobConfig, *, resume: bool, whe
         require_room(run_dir, job.limits.disk_reserve_bytes, "a run")
         if resume:
             check_can_go_on(run_dir)
-        elif (run_dir / "journal.db").exists() or (run_dir / "job.yaml").exists():
+        elif (run_dir / JOURNAL).exists() or (run_dir / JOB_FILE).exists():
             fix = f"Go on with headrace run --resume {run_dir}, or choose another directory"
             raise ConfigError.of(where, "", "holds a run already", fix)
         _write_job(run_dir, job, where)
-        if not resume:
+        if resume:
+            changes = note_changes(run_dir, job, committed_steps(run_dir))
+            news = [model_news(run_dir, job), data_news(run_dir, job), changes]
+        else:
             write_record(run_dir, job)
-        news = [model_news(run_dir, job), data_news(run_dir, job)] if resume else []
+            news = []
     except BaseException:
         lock.release()
         raise
@@ -55,14 +59,11 @@ def own_run_directory(run_dir: Path | None, job: JobConfig, *, resume: bool, whe
 
 
 def _write_job(run_dir: Path, job: JobConfig, where: str) -> None:
-    """All of it or nothing: what a resume cannot write must not cost it the file that it has."""
-    partial = run_dir / ".job.yaml.partial"
+    """Write all of the file or nothing: a resume that cannot write must not lose the old one."""
     try:
-        partial.write_text(dump_job(job), encoding="utf-8")
-        partial.replace(run_dir / "job.yaml")
+        write_whole(run_dir / JOB_FILE, dump_job(job), lasting=True)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         fix = "Choose a directory that you may write"
-        raise no_space(error, run_dir, "job.yaml") or ConfigError.of(
+        raise no_space(error, run_dir, JOB_FILE) or ConfigError.of(
             where, "", f"cannot be written: {error}", fix
         ) from error

@@ -1,4 +1,4 @@
-"""A run as a program sees it: what it says, what it has come to, and how it is told to do something.
+"""A run as a program sees it: its events, its results, and calls that steer it.
 
     its files (metrics.jsonl, samples.jsonl, events.jsonl)  ─┐
     its control socket, while it lives ──────────────────────┼─▶ Run ─▶ events, metrics, samples, status, result
@@ -7,8 +7,8 @@
 Invariants
 - ``events`` tells each step once, in order, whatever the watch of the control socket has missed: the rows are on disk.
 - Reading needs no live run: where the files are here, they are read.
-- A run that this program has started ends with the object, with its ``with`` block, and with the program; a run that it
-  is only connected to is left alone.
+- A run that this program has started ends with the object, with its ``with`` block, and with the program, whatever the
+  program has forked; a run that it is only connected to is left alone, and so is the program's run by its children.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any, Final, Self
 
 from actors.control.client import ControlClient
 from actors.control.errors import BadArgs, NotFound, NotSupported, TimedOut, Unreachable
-from actors.control.protocol import VERBS
-from actors.control.socket import ENDPOINT_FILE, read_endpoint
+from actors.control.socket import read_endpoint
+from actors.control.verbs import VERBS
 from actors.jobs.summary import read_rows
 from actors.metrics.samples import of_step, read_samples
 from actors.protocol.jobs import JobState
 from configs.limits import DEFAULT_LIMITS
+from configs.run_files import CONTROL_ENDPOINT, METRICS, SAMPLES
 from supervisors.api.errors import RunFailed
 from supervisors.api.events import Event, Events, heard_event, state_event, step_event
 from supervisors.api.held_process import HeldProcess, Summary
@@ -37,15 +38,15 @@ from transport.zmq.security import NodeKeys
 
 _FAILED: Final = ("failed", "crashed")
 _ROWS_MAX: Final = 10_000
-"""Rows that one request may ask for; ``metrics`` of the control protocol."""
+"""Most rows that one ``metrics`` request of the control protocol may ask for."""
 _AWAY: Final = (Unreachable, TimedOut, NotFound, OSError)
-"""What is met while a run's head is being started, or started again, and once it is gone."""
+"""Errors that a request meets while a run's head starts or restarts, and once it is gone."""
 
 Row = dict[str, Any]
 
 
 class Run:
-    """A run is made by ``start``, ``resume`` or ``connect``. All that is not a coroutine may block for a moment."""
+    """A run, as ``start``, ``resume`` or ``connect`` return it. Methods that are no coroutines may block briefly."""
 
     def __init__(
         self,
@@ -56,19 +57,24 @@ class Run:
         keys: NodeKeys | None = None,
         process: HeldProcess | None = None,
     ) -> None:
-        """``run_dir``: where its files are, if that is on this machine; else its control ``endpoint`` is needed."""
+        """``run_dir``: the run's directory, if it is on this machine; else the control ``endpoint`` is needed."""
         self.job = job
         self.run_dir = run_dir
-        self._endpoint, self._keys, self._process = endpoint, keys, process
+        self._endpoint, self._keys, self._held = endpoint, keys, process
         self._files = RunFiles(run_dir) if run_dir is not None else None
 
     def __repr__(self) -> str:
         return f"<Run {self.job} in {self.run_dir or self._endpoint}>"
 
+    @property
+    def _process(self) -> HeldProcess | None:
+        """The run's process, if this program has started it. A forked child of the program is only connected."""
+        return self._held if self._held is not None and self._held.is_ours else None
+
     # ------------------------------------------------------------ looking
 
     def events(self) -> Events:
-        """Everything from now on, and before it all steps since the first; ends with the run.
+        """All steps since the first, then every event from now on; ends with the run.
 
         Raises, when it is iterated over:
             Unreachable: its files are elsewhere, and nobody answers at its endpoint.
@@ -91,7 +97,7 @@ class Run:
         """
         if self.run_dir is None:
             raise NotSupported("samples are read from the run's files, which are on another machine", "Read them there")
-        return of_step(read_samples(self.run_dir / "samples.jsonl"), step)
+        return of_step(read_samples(self.run_dir / SAMPLES), step)
 
     def status(self) -> Row:
         """State, step, steps, workers, reward and error, as ``headrace ctl jobs`` has them.
@@ -104,10 +110,10 @@ class Run:
     # ------------------------------------------------------------ waiting
 
     async def result(self) -> Summary:
-        """Wait for the end; the summary is that of ``headrace run --json``. To be cancelled is nothing to the run.
+        """Wait for the end; returns the summary of ``headrace run --json``. Cancelling this does not affect the run.
 
         Raises:
-            RunFailed: it has failed; ``summary`` is in it.
+            RunFailed: the run has failed; the error holds the summary.
             Unreachable: its files are elsewhere, and it does not answer any more.
         """
         if self._process is not None:
@@ -130,7 +136,7 @@ class Run:
     # ------------------------------------------------------------ telling it something
 
     def cancel(self) -> None:
-        """Have it take a checkpoint and end, as by Ctrl-C; wait for that with ``wait`` or ``result``.
+        """Have the run take a checkpoint and end, as by Ctrl-C; wait for that with ``wait`` or ``result``.
 
         Raises:
             ControlError: a run that this program has not started does not answer, or is over.
@@ -154,7 +160,7 @@ class Run:
         return block(self._ask(op, args))
 
     def close(self) -> None:
-        """End it after a checkpoint, if this program has started it; an interrupt meanwhile ends it at once."""
+        """End the run after a checkpoint, if this program has started it; an interrupt meanwhile ends it at once."""
         process = self._process
         if process is None or process.ended.done():
             return
@@ -166,7 +172,7 @@ class Run:
             raise
 
     def kill(self) -> None:
-        """End it at once if this program has started it; ``resume`` goes on from its last checkpoint."""
+        """End the run at once if this program has started it; ``resume`` goes on from its last checkpoint."""
         if self._process is not None:
             self._process.kill()
             self._process.ended.result(DEFAULT_LIMITS.kill_timeout_s)
@@ -223,7 +229,7 @@ class Run:
             yield state_event(over)
 
     def _over(self, told: str) -> str:
-        """How it ended, by its files, its process, or what it has ``told`` last; empty if it has not."""
+        """State in which the run ended, by what was ``told`` last, its process or its files; empty: it has not."""
         if told in [state for state in JobState if state.over]:
             return told
         if self._process is not None:
@@ -233,7 +239,7 @@ class Run:
         return str(self._files.state(alive=False))
 
     async def _until_over(self) -> Summary:
-        """Follow a run that this program has not started; it tells at its end what it has come to."""
+        """Follow a run that this program has not started to its end; returns its summary, or its status."""
         async for _ in self._follow():
             pass
         if self._files is not None:
@@ -250,7 +256,7 @@ class Run:
 
     async def _rows(self) -> list[Row]:
         if self.run_dir is not None:
-            return list(read_rows(self.run_dir / "metrics.jsonl"))
+            return list(read_rows(self.run_dir / METRICS))
         return list(await self._ask("metrics", {"job": self.job, "last": _ROWS_MAX}))
 
     async def _status(self) -> Row:
@@ -277,15 +283,15 @@ class Run:
             return await client.call(op, args)
 
     def _where(self) -> str:
-        """Its endpoint as it is now: a run that is resumed has another one. A head of many jobs keeps it beside them.
+        """The run's present endpoint: a resumed run has another one. A head of many jobs keeps it one folder up.
 
         Raises:
-            Unreachable: it has stored none yet.
+            Unreachable: the run has stored none yet.
         """
         if self._endpoint is not None or self.run_dir is None:
             return self._endpoint or ""
         places = (self.run_dir, self.run_dir.parent)
-        place = next((place for place in places if (place / ENDPOINT_FILE).is_file()), None)
+        place = next((place for place in places if (place / CONTROL_ENDPOINT).is_file()), None)
         if place is None:
             raise Unreachable(f"{self!r} has no control socket", "It may not have begun yet")
         return read_endpoint(str(place))

@@ -1,11 +1,10 @@
-"""What a run's files say once nobody can be asked: for ``headrace runs``, and for ``headrace ctl`` after the end.
+"""Reads what a run's files say, for ``headrace runs``, and for ``headrace ctl`` once the head is gone.
 
 job.yaml ─▶ name, model, steps       metrics.jsonl ─▶ steps, rewards, seconds       events.jsonl ─▶ state, error
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,29 +12,31 @@ from typing import Any, Final, cast
 
 import yaml
 
+from actors.host.plain_file import json_object, read_plain
 from actors.jobs.summary import Row, Summary, read_rows
 from configs.limits import DEFAULT_LIMITS
-from configs.local_paths import JOBS_FILE
+from configs.run_files import CHECKPOINTS, EVENTS, JOB_FILE, JOBS_FILE, JOURNAL, LOGS, METRICS
+from configs.yaml_source import FILE_BYTES_MAX, parse_value
 from supervisors.checkers.history import RunState
-from supervisors.checkers.run_directory import JOB_FILE, JOURNAL, is_open, run_state
-from supervisors.machine.file_end import whole_lines
+from supervisors.checkers.run_directory import is_open, run_state
+from supervisors.machine.processes.file_end import whole_lines
 
 _READ_BYTES: Final = DEFAULT_LIMITS.control_read_bytes
 _EVENTS_READ: Final = 2000
-"""Lines at the end of events.jsonl among which the last word on the job's state is looked for."""
+"""Lines at the end of events.jsonl in which the job's newest state is looked for."""
 
 Plain = dict[str, Any]
 
 
 class RunFiles:
-    """The files of one run. Nothing is changed in them, and a run that goes on may be read."""
+    """Reads the files of one run, also while the run goes on, and changes none of them."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
 
     @property
     def title(self) -> str:
-        """Name of its directory; of one of several jobs also that of the command's."""
+        """Name of the run's directory; if its command ran several jobs, after the name of their common directory."""
         several = (self.run_dir.parent / JOBS_FILE).is_file()
         return f"{self.run_dir.parent.name}/{self.run_dir.name}" if several else self.run_dir.name
 
@@ -50,27 +51,27 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """Name of its job."""
+        """Name of the run's job."""
         return str(self._job().get("name", ""))
 
     @property
     def steps(self) -> int | None:
-        """Number of steps that it is to make."""
+        """Number of steps that the job file asks for."""
         steps = self._job().get("steps")
         return steps if isinstance(steps, int) else None
 
     def state(self, *, alive: bool) -> RunState:
-        """What the job has last said of itself; if that is no end, ``alive`` says whether a process of it is there."""
+        """State that the job recorded last; if that is no final one, ``alive`` says whether the run has a process."""
         return run_state(self._events(), alive=alive)
 
     def summary(self) -> Plain:
-        """As far as its files tell, what ``headrace run --json`` has printed at its end."""
+        """What ``headrace run --json`` printed at the end, as far as the files tell."""
         summary, rows = Summary(), self._rows()
         for row in rows:
             summary.add(row)
         (job,) = self.jobs()
-        known = summary.result() | {"seconds": round(sum(float(row.get("seconds") or 0.0) for row in rows), 3)}
-        stored = sorted((self.run_dir / "checkpoints").glob("step_*"))
+        known = summary.result()
+        stored = sorted((self.run_dir / CHECKPOINTS).glob("step_*"))
         known |= {"checkpoint": str(stored[-1]) if stored else None, "state": job["state"]}
         return {"job": job["job"]} | known | ({"error": job["error"]} if job["error"] else {})
 
@@ -80,21 +81,21 @@ class RunFiles:
         summary = Summary()
         for row in rows:
             summary.add(row)
-        began_s = (self.run_dir / JOB_FILE).stat().st_mtime
+        began_s = _written_s(self.run_dir / JOB_FILE)
         return {
             "run": self.title,
             "state": str(self._state()),
             "steps": f"{summary.steps}/{job.get('steps', '?')}",
             "reward_first": summary.reward_first,
             "reward_last": summary.reward_last,
-            "seconds": round(sum(float(row.get("seconds") or 0.0) for row in rows), 1),
+            "seconds": round(summary.seconds, 1),
             "model": model_name(_section(job, "model")),
             "mode": str(_section(job, "sync").get("mode", "sync")),
             "date": time.strftime("%Y-%m-%d %H:%M", time.localtime(began_s)),
         }
 
     def _state(self) -> RunState:
-        """Processes are looked through only for a run that has not said that it is over."""
+        """State of the run; processes are searched only if it has not recorded its end."""
         events = self._events()
         state = run_state(events, alive=False)
         return run_state(events, alive=self.goes_on) if state is RunState.CRASHED else state
@@ -102,7 +103,7 @@ class RunFiles:
     # ------------------------------------------------------------ verbs of ctl
 
     def jobs(self) -> list[Plain]:
-        """As the head would have answered: the one job of the run."""
+        """Answer to the verb ``jobs``, as the head would have given it: the one job of the run."""
         job, facts = self._job(), self.facts()
         said = [event for event in self._events() if event.get("event") == "job_state"]
         return [
@@ -119,15 +120,16 @@ class RunFiles:
         ]
 
     def metrics(self, last: int) -> list[Plain]:
-        return [json.loads(line) for line in whole_lines(self.run_dir / "metrics.jsonl", last, _READ_BYTES)]
+        lines = whole_lines(self.run_dir / METRICS, last, _READ_BYTES)
+        return [row for line in lines if (row := json_object(line)) is not None]
 
     def logs(self, actor: str | None, lines: int) -> list[str]:
-        """The last lines of the actor's log, of all if none is named.
+        """The last lines of the actor's log, or of all logs if no actor is named.
 
         Raises:
             FileNotFoundError: there is no such log.
         """
-        directory = self.run_dir / "logs"
+        directory = self.run_dir / LOGS
         names = sorted(file.stem for file in directory.glob("*.log"))
         if actor is not None and actor not in names:
             raise FileNotFoundError(f"there is no log of {actor!r} in {directory}; there are: {', '.join(names)}")
@@ -138,7 +140,7 @@ class RunFiles:
         """The answer to a verb of ctl that a run's files can give.
 
         Raises:
-            KeyError: they cannot.
+            KeyError: the files cannot answer it.
         """
         verbs: dict[str, Callable[[], Any]] = {
             "jobs": self.jobs,
@@ -152,32 +154,38 @@ class RunFiles:
     def _job(self) -> Plain:
         """The job file as it stands; empty where it cannot be read: a list of runs is not to fail for one."""
         try:
-            found = yaml.safe_load((self.run_dir / JOB_FILE).read_text("utf-8"))
+            found = parse_value(read_plain(self.run_dir / JOB_FILE, FILE_BYTES_MAX).decode())
         except (OSError, ValueError, yaml.YAMLError):
             return {}
         return cast("Plain", found) if isinstance(found, dict) else {}
 
     def _rows(self) -> list[Row]:
         try:
-            return read_rows(self.run_dir / "metrics.jsonl")
+            return read_rows(self.run_dir / METRICS)
         except (OSError, ValueError):
             return []
 
     def _events(self) -> list[Plain]:
-        found: list[Plain] = []
-        for line in whole_lines(self.run_dir / "events.jsonl", _EVENTS_READ, _READ_BYTES):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue  # torn by a crash
-        return found
+        try:
+            lines = whole_lines(self.run_dir / EVENTS, _EVENTS_READ, _READ_BYTES)
+        except (OSError, ValueError):
+            return []
+        return [event for line in lines if (event := json_object(line)) is not None]  # others a crash has torn
 
 
 def model_name(model: Mapping[str, Any]) -> str:
-    """What people call the model of that section of a job file: the last part of its path, or ``tiny``."""
+    """Short name of the model in a job file's section ``model``: the last part of its path, or ``tiny``."""
     if model.get("source") == "tiny" or not model.get("path"):
         return str(model.get("source", ""))
     return Path(str(model["path"])).name
+
+
+def _written_s(file: Path) -> float:
+    """When ``file`` was written last; 0 if it has gone meanwhile."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _section(job: Plain, name: str) -> Plain:
@@ -192,7 +200,8 @@ def runs_in(root: Path) -> list[RunFiles]:
     files = list(root.glob(f"*/{JOB_FILE}"))
     for several in root.glob(f"*/{JOBS_FILE}"):
         files += several.parent.glob(f"*/{JOB_FILE}")
-    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    files = [file for file in files if file.is_file()]
+    files.sort(key=_written_s, reverse=True)
     return [RunFiles(file.parent) for file in files]
 
 

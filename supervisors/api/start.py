@@ -13,15 +13,16 @@ from pathlib import Path
 
 from actors.control.client import ControlClient
 from actors.control.errors import NotFound
-from actors.control.socket import ENDPOINT_FILE, read_endpoint
+from actors.control.socket import read_endpoint
 from configs.errors import ConfigError
 from configs.loader import load_job
+from configs.run_files import CONTROL_ENDPOINT, JOB_FILE
 from configs.schema import JobConfig
 from supervisors.api.errors import NoRun
 from supervisors.api.events import Event
 from supervisors.api.held_process import HeldProcess, Summary
 from supervisors.api.held_run import HeldOrder
-from supervisors.api.job import JobSource, Reward, Settings, folder_of, job_of, overrides_of
+from supervisors.api.job import JobSource, Reward, Settings, folders_of, job_of, overrides_of
 from supervisors.api.loop_thread import block
 from supervisors.api.own_directory import own_run_directory
 from supervisors.api.resume import check_options, check_run
@@ -37,16 +38,16 @@ def start(
     reward: Reward | None = None,
     run_dir: str | Path | None = None,
 ) -> Run:
-    """Start a run in a process of its own, and do not wait for it. It ends with the last reference to what is returned.
+    """Start a run in a process of its own, and return at once. The run ends when nothing refers to the result any more.
 
     Args:
         job: a job file, the name of a preset, a map as in a job file, or a JobConfig.
         settings: keys that are set in it, as after ``--set``: ``{"steps": 20, "rollout.workers": 4}``.
-        reward: the reward function itself. It stands in a module: the processes that score import it.
+        reward: the reward function itself, which must be in a module, since the scoring processes import it.
         run_dir: default: a new directory below ``runs``.
 
     Raises:
-        ConfigError: something is wrong with the job, or with the directory; the message names it and what to do.
+        ConfigError: something is wrong with the job or the directory; the message says what, and what to do.
         DirectoryInUse, NoSpaceLeft: the directory is another run's, or on a full disk.
     """
     checked = job_of(job, settings, reward)
@@ -57,15 +58,15 @@ def resume(run_dir: str | Path, settings: Settings | None = None) -> Run:
     """Go on with a run that was interrupted or has failed, as ``start``.
 
     Args:
-        settings: keys that may change in mid-run, such as ``{"steps": 200}``.
+        settings: keys that may change during a run, such as ``{"steps": 200}``.
 
     Raises:
-        ConfigError, DirectoryInUse, NoSpaceLeft: as ``start``; it is no run, or one that cannot go on.
+        ConfigError, DirectoryInUse, NoSpaceLeft: as ``start``; ConfigError also if the run cannot go on or is none.
     """
     directory, overrides = Path(run_dir), overrides_of(settings or {})
     check_options((), None, directory, overrides)
-    job = load_job(directory / "job.yaml", overrides)
-    check_run(directory, job)
+    job = load_job(directory / JOB_FILE, overrides)
+    check_run(directory, job, overrides)
     return _begin(job, directory, resume=True, where=f"resume {run_dir}")
 
 
@@ -79,10 +80,11 @@ def run_job(
 ) -> Summary:
     """Run a job to its end and return its summary; ``on_event=print`` shows what goes on.
 
-    An interrupt (Ctrl-C, or the kernel's button) has it take its checkpoint and end; a second one ends it at once.
+    An interrupt (Ctrl-C, or a notebook's stop button) makes the run write its checkpoint and end; a second one ends it
+    at once.
 
     Raises:
-        RunFailed: it has failed; ``summary`` is in it.
+        RunFailed: the run has failed; the error holds its ``summary``.
         ConfigError, DirectoryInUse, NoSpaceLeft: as ``start``.
     """
     with start(job, settings, reward=reward, run_dir=run_dir) as run:
@@ -93,7 +95,7 @@ def run_job(
 
 
 def connect(where: str | Path, *, job: str | None = None, keys: str | Path | None = None) -> Run:
-    """A run that somebody else has started, live or over. It is looked at and steered; it does not end with the object.
+    """A run that was started elsewhere, live or over, to watch and steer. It does not end with the returned object.
 
     Args:
         where: its run directory, or the control endpoint of its head.
@@ -101,7 +103,7 @@ def connect(where: str | Path, *, job: str | None = None, keys: str | Path | Non
         keys: directory of this client's keys, for a head on another machine.
 
     Raises:
-        NoRun: it is neither a run directory nor an endpoint.
+        NoRun: ``where`` is neither a run directory nor an endpoint.
         NotFound: the head has no such job, or several and none was named.
         Unreachable: nobody answers at the endpoint.
         KeyFileError, ValueError: keys are needed, or those given cannot be read.
@@ -112,7 +114,7 @@ def connect(where: str | Path, *, job: str | None = None, keys: str | Path | Non
     directory = Path(where).expanduser().resolve()
     if RunFiles(directory).is_run:
         return Run(RunFiles(directory).name, run_dir=directory, keys=pair)
-    if (directory / ENDPOINT_FILE).is_file():
+    if (directory / CONTROL_ENDPOINT).is_file():
         return block(_at(read_endpoint(str(directory)), job, pair))
     raise NoRun(
         f"{where} is no run directory, as it has no job.yaml, and no endpoint such as tcp://HOST:PORT; name the "
@@ -138,7 +140,7 @@ def _begin(job: JobConfig, run_dir: Path | None, *, resume: bool, where: str) ->
     directory = lock.run_dir.resolve()
     order = HeldOrder(job=job.model_dump_json(), run_dir=str(directory), resume=resume)
     try:
-        process = HeldProcess(order, folder_of(job))
+        process = HeldProcess(order, folders_of(job))
     except OSError as error:
         raise ConfigError.of(where, "", f"the run's process cannot be started: {error}", "Make room for it") from error
     return Run(job.name, run_dir=directory, process=process)

@@ -7,14 +7,19 @@ from typing import Any
 
 
 def step_line(row: Mapping[str, Any], steps: int | None) -> str:
-    """One step as a plain line; ``–`` stands for the mean of no sample."""
-    of = f"/{steps}" if steps else ""
+    """One step as a plain line, by its number, which counts from 0; ``–`` stands for the mean of no sample.
+
+    ``step`` of ``row`` counts the steps that are done, as in progress maps.
+    """
+    done = int(row["step"])
+    of = f" ({done} of {steps})" if steps else ""
     lost = int(row.get("samples_dropped") or 0)
     dropped = f"dropped {lost} of {lost + int(row.get('samples') or 0)}  " if lost else ""
     reward = figure(row, "reward_mean", ".3f")
     return (
-        f"step {row['step']}{of}  reward {reward}  {dropped}{tokens_per_second(row):,.0f} tokens/s  "
-        f"staleness {row.get('staleness_max', 0)}  idle rollout {float(row.get('rollout_idle_fraction', 0)):.0%} "
+        f"step {done - 1}{of}  reward {reward}  {dropped}{tokens_per_second(row):,.0f} tokens/s  "
+        f"staleness {figure(row, 'staleness_max', '.0f')}  "
+        f"idle rollout {float(row.get('rollout_idle_fraction', 0)):.0%} "
         f"trainer {float(row.get('trainer_idle_fraction', 0)):.0%}  {float(row.get('seconds', 0)):.2f} s"
     )
 

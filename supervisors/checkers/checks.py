@@ -11,22 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from actors.ledger.errors import JournalUnreadable
 from supervisors.checkers.episode_rows import EPISODES, check_episodes
-from supervisors.checkers.groups import GROUPS, check_groups
 from supervisors.checkers.history import History, RunState, Violation
-from supervisors.checkers.plans import PLANS, check_plans
 from supervisors.checkers.replay import Replay, replay
-from supervisors.checkers.restarts import RESTARTS, check_restarts
+from supervisors.checkers.restarts import GROUPS, RESTARTS, check_groups, check_restarts
 from supervisors.checkers.samples import SAMPLES, TOKENS, check_samples, check_tokens
 from supervisors.checkers.steps import FINISH, STEPS, check_finish, check_steps
 from supervisors.checkers.versions import STALENESS, VERSIONS, check_staleness, check_versions
-from supervisors.checkers.waits import ASKS, CREDIT, check_asks, check_credit
+from supervisors.checkers.waits import ASKS, CREDIT, PLANS, check_asks, check_credit, check_plans
 
 Checker = Callable[[History, Replay], Iterator[Violation]]
 
 PROMISES: Final[dict[str, str]] = {
     SAMPLES: "every sample ends in exactly one of committed and dropped, the latter with a reason",
-    TOKENS: "no token index twice, none missing",
+    TOKENS: "no token index twice, none missing, each a token that an engine can draw",
     VERSIONS: "policy versions never go back",
     STALENESS: "no token is older than the staleness bound allows",
     STEPS: "a step's samples are trained once, and its commit names exactly those that were granted",
@@ -53,9 +52,13 @@ _CHECKERS: Final[dict[str, Checker]] = {
 }
 
 
+_ODD: Final = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
+"""What reading a record raises that no run has written."""
+
+
 @dataclass
 class Report:
-    """A report holds what the checkers say of a run."""
+    """Holds what the checkers say of a run."""
 
     job: str
     state: RunState
@@ -63,9 +66,15 @@ class Report:
     """Number of committed steps."""
     steps_wanted: int
     counted: dict[str, int]
-    """Numbers of what was looked at: samples, tokens, …"""
+    """Number of things that were checked, by kind: samples, tokens, …"""
     violations: list[Violation]
     notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def untrainable(self) -> str:
+        """What is wrong, in a sentence, with a sample that the trainer has still to take; empty: nothing is."""
+        open_ = (v for v in self.violations if v.step is not None and v.step >= self.steps)
+        return next((f"{v.what}: the trainer cannot take it" for v in open_ if v.checker in (TOKENS, STALENESS)), "")
 
     @property
     def clean(self) -> bool:
@@ -76,7 +85,7 @@ class Report:
         return [violation for violation in self.violations if violation.checker == checker]
 
     def as_map(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """The report as ``--json`` prints it."""
         return {
             "job": self.job,
             "state": str(self.state),
@@ -93,10 +102,18 @@ def check(history: History, *, must_finish: bool = False) -> Report:
     """Hold ``history`` against every promise.
 
     Args:
-        must_finish: whether a job that is not finished is a violation; after all faults have healed, it is.
+        must_finish: whether an unfinished job is a violation, as it is once all faults have healed.
+
+    Raises:
+        JournalUnreadable: the journal's events fit no job.
     """
-    folded = replay(history.ledger, history.pruned_below)
-    violations = [violation for checker in _CHECKERS.values() for violation in checker(history, folded)]
+    try:
+        folded = replay(history.ledger, history.pruned_below, history.vocabulary)
+    except _ODD as error:
+        raise JournalUnreadable(f"the journal's events fit no job: {type(error).__name__}: {error}") from error
+    violations = [
+        violation for name, checker in _CHECKERS.items() for violation in _found(name, checker, history, folded)
+    ]
     violations += check_finish(history, folded, must_finish=must_finish)
     return Report(
         job=history.job.name,
@@ -109,8 +126,21 @@ def check(history: History, *, must_finish: bool = False) -> Report:
     )
 
 
+def _found(name: str, checker: Checker, history: History, folded: Replay) -> Iterator[Violation]:
+    """What a checker finds; that it cannot read what a file says is a violation, too."""
+    try:
+        yield from checker(history, folded)
+    except _ODD as error:
+        what = f"the record holds what no run writes: {type(error).__name__}: {error}"
+        yield Violation(checker=name, what=what)
+
+
 def _counted(history: History, folded: Replay) -> dict[str, int]:
-    asks = {(row["process"], row.get("incarnation")): int(row["opened"]) for row in history.named("asks_counted")}
+    asks = {
+        (str(row.get("process")), str(row.get("incarnation"))): opened
+        for row in history.named("asks_counted")
+        if isinstance(opened := row.get("opened"), int)
+    }
     return {
         "ledger_events": folded.events,
         "samples": len(history.samples),

@@ -10,7 +10,6 @@ goes back     a whole checkpoint, and an intact commit of every step before it (
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +17,13 @@ import msgspec
 
 from actors.ledger import events as ev
 from actors.ledger import seals
-from actors.ledger.errors import JournalDamaged
+from actors.ledger.errors import JournalDamaged, JournalUnreadable
+from actors.ledger.read_only import opened
 from actors.protocol.evaluations import version_of
 from actors.trainer import checkpoint
 from actors.trainer.errors import CheckpointCorrupt
-from configs.errors import ConfigError, Problem
-from supervisors.checkers.run_directory import JOURNAL
+from configs.errors import ConfigError
+from configs.run_files import JOURNAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class JournalRecord:
     """What a journal says of commits, as far as it can be read."""
 
     problem: str = ""
-    """Sentence on what is wrong with it; empty: it is whole."""
+    """Sentence on what is wrong with the journal; empty: it is whole."""
     commits: dict[int, seals.EventRow] = field(default_factory=dict[int, seals.EventRow])
     """Newest intact commit of each step."""
     evaluated: dict[int, seals.EventRow] = field(default_factory=dict[int, seals.EventRow])
@@ -53,12 +53,12 @@ class StoredCheckpoint:
     step: int
     path: Path
     problem: str = ""
-    """Sentence on what is wrong with it; empty: it is whole."""
+    """Sentence on what is wrong with the checkpoint; empty: it is whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A condition is what there is to go on with."""
+    """Says what a run directory holds from which the run can go on."""
 
     run_dir: Path
     journal: JournalRecord
@@ -72,7 +72,7 @@ class Condition:
         return whole[-1] if whole else None
 
     def problem(self) -> str:
-        """Why it cannot go on as it is, in a sentence; empty: it can."""
+        """Why the run cannot go on as it is, in a sentence; empty: it can."""
         journal, newest = self.journal, self.checkpoints[-1] if self.checkpoints else None
         if journal.problem:
             return journal.problem
@@ -90,7 +90,7 @@ class Condition:
         return ""
 
     def remedy(self) -> str:
-        """What to do about it, in a sentence."""
+        """What to do about the problem, in a sentence."""
         if (step := self.back_to) is not None:
             return f"go back with headrace doctor --run {self.run_dir} --back-to {step}, then headrace run --resume"
         whole = [c.path for c in self.checkpoints if not c.problem]
@@ -116,12 +116,11 @@ def look(run_dir: Path, *, hashes: bool = True) -> Condition:
 
 
 def read_record(path: Path, *, begun: bool) -> JournalRecord:
-    """What the journal at ``path`` says. ``begun``: there are checkpoints, so that there should be one."""
+    """What the journal at ``path`` says. ``begun``: there are checkpoints, so the journal should exist."""
     if not path.exists():
         return JournalRecord(problem=f"{path} is missing, and the run has checkpoints" if begun else "")
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            db.execute("BEGIN")
+        with opened(path) as db:
             problem = ""
             try:
                 seals.checked(db, path)
@@ -130,7 +129,7 @@ def read_record(path: Path, *, begun: bool) -> JournalRecord:
             meta: dict[str, str] = dict(db.execute("SELECT name, value FROM meta").fetchall())
             rows = [row for row in seals.rows_of(db) if seals.is_intact(row)]
             record = JournalRecord(problem=problem, pruned_below=int(meta.get("pruned_below", 0)))
-    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+    except (sqlite3.DatabaseError, JournalUnreadable, ValueError, TypeError) as error:
         return JournalRecord(problem=f"{path} is no journal, or is damaged: {error}")
     for row in rows:
         try:
@@ -149,7 +148,7 @@ def read_record(path: Path, *, begun: bool) -> JournalRecord:
 
 
 def check_can_go_on(run_dir: Path) -> None:
-    """Refuse to resume what would be another run's past, or end in a crash loop.
+    """Refuse to resume from a directory that is damaged, incomplete, or at odds with its journal.
 
     Raises:
         ConfigError: says what is wrong, and what to do.
@@ -157,4 +156,4 @@ def check_can_go_on(run_dir: Path) -> None:
     condition = look(run_dir, hashes=False)
     if problem := condition.problem():
         remedy = condition.remedy()
-        raise ConfigError([Problem(f"--resume {run_dir}", "", problem, remedy[0].upper() + remedy[1:])])
+        raise ConfigError.of(f"--resume {run_dir}", "", problem, remedy[0].upper() + remedy[1:])

@@ -1,4 +1,4 @@
-"""Episodes: what is marked as the model's is its own, is trained once, and is said once unless it was discarded."""
+"""Checks of episodes: token marks, bounds, and the numbers of trained and discarded tokens."""
 
 from __future__ import annotations
 
@@ -23,23 +23,29 @@ def check_episodes(history: History, replay: Replay) -> Iterator[Violation]:
             turns = sum(after >= 0 > before for before, after in pairwise(sample.versions))
             if turns > batch.episodes.turns_max or _said(sample) > batch.max_tokens:
                 what = f"{turns} turns and {_said(sample)} tokens of the model, of {batch.episodes.turns_max} and"
-                yield _of(sample, f"{sample.name} has {what} {batch.max_tokens}")
+                yield Violation.of(EPISODES, sample.name, f"{sample.name} has {what} {batch.max_tokens}")
             if sample.state == COMMITTED and not _said(sample):
-                yield _of(sample, f"{sample.name} was trained, and the model has said nothing in it")
+                yield Violation.of(
+                    EPISODES, sample.name, f"{sample.name} was trained, and the model has said nothing in it"
+                )
     yield from _figures(history, replay)
 
 
 def _marks(sample: Sample) -> Iterator[Violation]:
-    """A row begins with a fresh context, and a later one only where the model has spoken in the one before."""
+    """A row begins with a fresh context, and each of its marks has a meaning."""
     marks = sample.versions
     if marks and marks[0] != FRESH:
-        yield _of(sample, f"{sample.name} begins with the mark {marks[0]}, and not with a fresh context")
+        yield Violation.of(
+            EPISODES, sample.name, f"{sample.name} begins with the mark {marks[0]}, and not with a fresh context"
+        )
     if odd := [mark for mark in marks if mark < FRESH]:
-        yield _of(sample, f"{sample.name} has a token with the mark {odd[0]}, which says nothing")
+        yield Violation.of(
+            EPISODES, sample.name, f"{sample.name} has a token with the mark {odd[0]}, which says nothing"
+        )
 
 
 def _figures(history: History, replay: Replay) -> Iterator[Violation]:
-    """What metrics.jsonl says of tokens, where the journal still has all that it can be held against."""
+    """Token counts in metrics.jsonl are those of the journal, where it still has the events to compare with."""
     for row in history.rows:
         step = int(row["step"])
         batch = replay.batches.get(step)
@@ -58,10 +64,5 @@ def _figures(history: History, replay: Replay) -> Iterator[Violation]:
 
 
 def _said(sample: Sample) -> int:
-    """Tokens that the model has said in it."""
+    """Number of the sample's tokens that the model generated."""
     return sum(version >= 0 for version in sample.versions)
-
-
-def _of(sample: Sample, what: str) -> Violation:
-    step, prompt, sibling = sample.name
-    return Violation(checker=EPISODES, what=what, step=step, prompt=prompt, sibling=sibling)

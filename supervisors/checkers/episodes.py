@@ -2,8 +2,8 @@
 
     begun: another life        turned: waiting ─▶ queued        cut: ─▶ waiting        ended: ─▶ scored
 
-A row of an episode has a mark for each token: the version of the model's, -2 for the first one of a fresh context, -1
-for what else its environment wrote. What does not fit becomes a complaint, as in ``replay.py``.
+A row of an episode has a mark for each token: the policy version for one of the model's, -2 for the first one of a
+fresh context, -1 for others of the environment. An event that does not fit becomes a complaint, as in ``replay.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIVE = (QUEUED, IN_FLIGHT, WAITING)
 
 
 class Fold(Protocol):
-    """It needs this of the replay."""
+    """What ``Episodes`` needs of the replay."""
 
     @property
     def batches(self) -> dict[int, Batch]: ...
@@ -35,7 +35,7 @@ class Fold(Protocol):
 
 
 class Episodes:
-    """It takes the events of episodes for a replay."""
+    """Follows the events of episodes for a replay."""
 
     def __init__(self, replay: Fold) -> None:
         self._replay = replay
@@ -46,7 +46,7 @@ class Episodes:
             ev.EpisodesEnded: self._ended,
         }
         self.discarded = 0
-        """Tokens of the model that were cut off."""
+        """Number of the model's tokens that were cut off."""
 
     def _begun(self, event: ev.EpisodesBegun) -> None:
         for sample in self._replay.rows(event.step, event.rows.tolist(), "a beginning"):
@@ -95,7 +95,7 @@ class Episodes:
         samples = self._replay.rows(event.step, event.rows.tolist(), "an end")
         for sample, reward in zip(samples, event.rewards.tolist(), strict=False):
             length = len(sample.tokens)
-            if sample.state != WAITING:  # a turn is under way, or due
+            if sample.state != WAITING and not event.keeps_turn:  # a turn is under way, or due
                 while length and sample.versions[length - 1] >= 0:
                     length -= 1
             while length and sample.versions[length - 1] < 0:

@@ -1,4 +1,4 @@
-"""What a replay of the journal follows: samples in their batches, each in one state, and what was wrong with them."""
+"""What a replay of the journal keeps: samples in their batches, each in one state, and complaints about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTLED = (COMMITTED, DROPPED, EVALUATED)
 
 
 class Name(NamedTuple):
-    """A name identifies a sample. Prompts are ordinals of the job's prompt stream."""
+    """Identifies a sample. Prompts are ordinals of the job's prompt stream."""
 
     step: int
     prompt: int
@@ -28,7 +28,7 @@ class Name(NamedTuple):
 
 
 class Topic:
-    """A topic says what a complaint is about; each checker reports its own."""
+    """Topics of complaints; each checker reports those of its own."""
 
     SAMPLE = "sample"
     TOKENS = "tokens"
@@ -38,7 +38,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Complaint:
-    """A complaint names an event that does not fit. ``event`` counts the recorded events from 0."""
+    """Names an event that does not fit. ``event`` counts the recorded events from 0."""
 
     topic: str
     event: int
@@ -51,17 +51,17 @@ class Complaint:
 
 @dataclass(slots=True)
 class Sample:
-    """A sample is followed here as far as the journal tells of it."""
+    """What the journal tells of one sample."""
 
     name: Name
     state: str = QUEUED
     tokens: list[int] = field(default_factory=list[int])
     versions: list[int] = field(default_factory=list[int])
-    """The policy version of each token; below 0 an environment has written it."""
+    """Policy version of each token; below 0 for a token of the environment."""
     limit: int = 0
-    """Position at which it ends at the latest, or its present turn."""
+    """Position at which the sample, or its present turn, ends at the latest."""
     workers: list[str] = field(default_factory=list[str])
-    """Workers that had it, in order; one entry for each hand-out."""
+    """Workers that had the sample, in order; one entry for each hand-out."""
     assignment: int = -1
     reward: float | None = None
     reason: str = ""
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Batch:
-    """A batch holds the samples of one step, in the order of their rows."""
+    """Holds the samples of one step, in the order of their rows."""
 
     step: int
     group_size: int
@@ -82,12 +82,12 @@ class Batch:
 
 @dataclass(slots=True)
 class Held:
-    """This counts the samples that one worker holds."""
+    """Counts the samples that one worker holds."""
 
     now: int = 0
     most: int = 0
     most_at: int = 0
-    """Number of the event with which it first held ``most``."""
+    """Number of the event with which the worker first held ``most``."""
 
 
 Named = frozenset[tuple[int, int]]

@@ -1,4 +1,4 @@
-"""What is known of a run once it is over, or so far: the one input of every checker, of real and simulated runs alike.
+"""What is known of a run, real or simulated, over or not: the one input of every checker.
 
     RUN_DIR ── run_directory.read_history ──▶ ┐
     a simulated run, handed over from memory ─┴▶ History ─▶ checks.check ─▶ Report
@@ -22,33 +22,35 @@ Row = Mapping[str, Any]
 
 
 class RunState(enum.StrEnum):
-    """A run state says how far a run is. Only ``finished`` promises that every step is done."""
+    """How far a run is. Only ``finished`` promises that every step is done."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    """Its operator stopped it after a checkpoint; it can be resumed."""
+    """The operator stopped the run after a checkpoint; it can be resumed."""
     FAILED = "failed"
     RUNNING = "running"
     CRASHED = "crashed"
-    """It is over without having said so."""
+    """The run is over without having recorded an end."""
 
     @property
     def in_order(self) -> bool:
-        """It ended by itself, so that what was begun must have been ended too."""
+        """Whether the run ended in order, so that all that it began must have ended too."""
         return self in (RunState.FINISHED, RunState.INTERRUPTED)
 
 
 @dataclass(kw_only=True)
 class History:
-    """A history holds everything that checkers may look at."""
+    """Holds everything that checkers may look at."""
 
     job: JobConfig
     state: RunState
     ledger: list[ev.Event] = field(default_factory=list[ev.Event])
     """Events of the journal."""
     pruned_below: int = 0
+    vocabulary: int = 0
+    """Number of token ids that the model has; 0: not known."""
     samples: list[CommittedSample] = field(default_factory=list[CommittedSample])
-    """Samples of committed steps, as the ledger put them down at the commit."""
+    """Samples of committed steps, as the ledger recorded them at the commit."""
     events: list[Row] = field(default_factory=list[Row])
     """Lines of events.jsonl: at least ``time_s`` and ``event`` each."""
     rows: list[Row] = field(default_factory=list[Row])
@@ -63,7 +65,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """A violation is a promise that was not kept: ``what`` in a sentence, and where, as far as that applies."""
+    """A promise that was not kept: ``what`` in a sentence, and where, as far as that applies."""
 
     checker: str
     what: str
@@ -73,7 +75,24 @@ class Violation:
     token_index: int | None = None
     worker: str | None = None
 
+    @classmethod
+    def of(
+        cls,
+        checker: str,
+        sample: tuple[int, int, int],
+        what: str,
+        *,
+        token_index: int | None = None,
+        worker: str | None = None,
+    ) -> Violation:
+        """A violation that concerns ``sample``, given as (step, prompt, sibling)."""
+        step, prompt, sibling = sample
+        return cls(
+            checker=checker, what=what, step=step, prompt=prompt, sibling=sibling,
+            token_index=token_index, worker=worker,
+        )  # fmt: skip
+
     def as_map(self) -> dict[str, Any]:
-        """For ``--json``: only what applies."""
+        """The violation as ``--json`` prints it: only what applies."""
         fields = ("checker", "what", "step", "prompt", "sibling", "token_index", "worker")
         return {name: value for name in fields if (value := getattr(self, name)) is not None}

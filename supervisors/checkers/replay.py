@@ -2,12 +2,12 @@
 
 Each event is held against the rules of ``actors/ledger/ledger.py`` as a reader of its docstring would apply them.
 What does not fit is noted as a Complaint and the fold goes on with what the event says, so that one wrong event is
-told of once and not a thousand times.
+reported once and not a thousand times.
 
                                  ┌─▶ complaints      an event that does not fit what came before it
     events ─▶ Replay.fold ───────┼─▶ samples         each sample's tokens, versions and state
                                  ├─▶ commits         which samples each commit named, first and replayed
-                                 └─▶ workers         how many hand-outs each worker held, and at most
+                                 └─▶ workers         how many hand-outs each worker holds, and its maximum
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from actors.ledger import events as ev
+from actors.ledger.report_check import unsound
 from actors.protocol.evaluations import is_evaluation, name_of_batch
 from actors.protocol.tokens import FinishReason
 from supervisors.checkers.episodes import Episodes
@@ -41,17 +44,18 @@ from supervisors.checkers.followed import (
 
 
 class Replay:
-    """A replay is the fold of a journal. ``replay`` makes it; others only read it."""
+    """Holds the folded events of a journal. ``replay`` makes it; checkers only read it."""
 
-    def __init__(self, pruned_below: int = 0) -> None:
-        self.pruned_below = pruned_below
+    def __init__(self, pruned_below: int = 0, vocabulary: int = 0) -> None:
+        """``vocabulary``: number of token ids that the model has; 0: not known."""
+        self.pruned_below, self._vocabulary = pruned_below, vocabulary
         self.complaints: list[Complaint] = []
         self.batches: dict[int, Batch] = {}
         self.commits: dict[int, Named] = {}
-        """Step → what its first commit named."""
+        """Step → samples that its first commit named."""
         self.replayed: set[int] = set()
         self.granted: dict[int, Named] = {}
-        """Step → what was granted when it was committed first."""
+        """Step → samples that were granted at its first commit."""
         self.workers: dict[str, Held] = {}
         self.terms: list[int] = []
         self.events = 0
@@ -65,7 +69,7 @@ class Replay:
             ev.Assigned: self._assigned,
             ev.TokensAppended: self._appended,
             ev.Returned: self._returned,
-            ev.Suspected: lambda _: None,  # says who is to be alone, and moves nothing
+            ev.Suspected: lambda _: None,  # changes no sample's state
             ev.Scored: self._scored,
             ev.Dropped: self._dropped,
             ev.Granted: self._granted,
@@ -110,7 +114,7 @@ class Replay:
         self._complain(Topic.TOKENS, what, sample=sample)
 
     def rows(self, step: int, rows: Iterable[int], doing: str) -> list[Sample]:
-        """The samples of an event; none of a step that has been pruned, a complaint for what does not exist."""
+        """The samples of an event; none of a pruned step, and a complaint about rows that do not exist."""
         batch = self.batches.get(step)
         if batch is None:
             if step >= self.pruned_below or (is_evaluation(step) and not self.pruned_below):
@@ -205,9 +209,10 @@ class Replay:
     def _report(self, event: ev.TokensAppended, said_by: str, version: int) -> None:
         at = 0
         tokens, counts = event.tokens.tolist(), event.counts.tolist()
+        wrong = set(np.flatnonzero(unsound(event.tokens, event.logprobs, self._vocabulary)).tolist())
         columns = zip(event.assignments.tolist(), event.offsets.tolist(), counts, event.finished.tolist(), strict=True)
         for number, offset, count, finished in columns:
-            new = tokens[at : at + count]
+            new, own = tokens[at : at + count], range(at, at + count)
             at += count
             sample, worker = self._live.get(number, (None, ""))
             if sample is None or worker != said_by or offset != len(sample.tokens):
@@ -215,6 +220,12 @@ class Replay:
             batch = self.batches[sample.name.step]
             if offset + count > sample.limit or finished > FinishReason.ABORTED:
                 continue
+            if odd := wrong.intersection(own):
+                first = min(odd)
+                index, token, logprob = offset + first - own.start, tokens[first], float(event.logprobs[first])
+                what = f"{sample.name}: token index {index} has the id {token} and the log-probability {logprob:g}"
+                self._complain(Topic.TOKENS, f"{what}: no sound engine has drawn it", sample=sample,
+                               token_index=index, worker=said_by)  # fmt: skip
             self._enter(sample, batch, new, said_by, version)
             if finished in (FinishReason.STOP, FinishReason.LENGTH):
                 self.end(number)
@@ -237,7 +248,7 @@ class Replay:
                 self._hand_back(number)
 
     def _hand_back(self, number: int) -> None:
-        """Back to the queue, unless the tokens already end the sample, or its turn."""
+        """Return the sample to the queue, unless its tokens already end it, or its turn."""
         sample = self._live[number][0]
         self.end(number)
         batch = self.batches[sample.name.step]
@@ -338,9 +349,12 @@ def _samples(batch: Batch, prompts: list[int]) -> list[Sample]:
     return [Sample(name, state, limit=batch.max_tokens) for name in names]
 
 
-def replay(events: Iterable[ev.Event], pruned_below: int = 0) -> Replay:
-    """Fold ``events``, of which all but commits may be missing below step ``pruned_below``."""
-    folded = Replay(pruned_below)
+def replay(events: Iterable[ev.Event], pruned_below: int = 0, vocabulary: int = 0) -> Replay:
+    """Fold ``events``, of which all but commits may be missing below step ``pruned_below``.
+
+    ``vocabulary``: number of token ids that the model has; 0: not known.
+    """
+    folded = Replay(pruned_below, vocabulary)
     for event in events:
         folded.fold(event)
     return folded

@@ -1,4 +1,4 @@
-"""Samples and their tokens: each ends in exactly one way, and no token of it is missing or there twice."""
+"""Checks of samples and their tokens: each sample ends in exactly one way, and has no token twice or missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES, TOKENS = "samples", "tokens"
 
 
 def complaints(checker: str, replay: Replay, topic: str) -> Iterator[Violation]:
-    """What the fold found wrong about ``topic``, as violations."""
+    """What the replay found wrong about ``topic``, as violations."""
     for complaint in replay.complaints:
         if complaint.topic == topic:
             yield _violation(checker, complaint)
@@ -42,7 +42,7 @@ def check_samples(history: History, replay: Replay) -> Iterator[Violation]:
     for record in history.samples:
         name = name_of(record)
         if name in records:
-            yield _of(SAMPLES, name, f"{name} has two ends: {_end(records[name])} and {_end(record)}")
+            yield Violation.of(SAMPLES, name, f"{name} has two ends: {_end(records[name])} and {_end(record)}")
         records[name] = record
         yield from _check_record(name, record, replay)
     for step, batch in replay.batches.items():
@@ -51,34 +51,38 @@ def check_samples(history: History, replay: Replay) -> Iterator[Violation]:
         elif history.state is RunState.FINISHED:
             open_ = [sample for sample in batch.samples if sample.state not in SETTLED]
             for sample in open_:
-                yield _of(SAMPLES, sample.name, f"{sample.name} is still {sample.state} in a finished run")
+                yield Violation.of(SAMPLES, sample.name, f"{sample.name} is still {sample.state} in a finished run")
 
 
 def _check_record(name: Name, record: CommittedSample, replay: Replay) -> Iterator[Violation]:
     if record.state not in SETTLED:
-        yield _of(SAMPLES, name, f"{name} is put down as {record.state}, which is no end")
+        yield Violation.of(SAMPLES, name, f"{name} is put down as {record.state}, which is no end")
         return
     if record.state == DROPPED and not record.reason:
-        yield _of(SAMPLES, name, f"{name} was dropped without a reason")
+        yield Violation.of(SAMPLES, name, f"{name} was dropped without a reason")
     named = replay.commits.get(name.step)
     if named is None:
-        yield _of(SAMPLES, name, f"{name} is put down as {record.state}, but step {name.step} was never committed")
+        yield Violation.of(
+            SAMPLES, name, f"{name} is put down as {record.state}, but step {name.step} was never committed"
+        )
     elif (name[1:] in named) is not (record.state == COMMITTED):
         which = "names it" if name[1:] in named else "does not name it"
-        yield _of(SAMPLES, name, f"{name} is put down as {record.state}, but the commit of its step {which}")
+        yield Violation.of(SAMPLES, name, f"{name} is put down as {record.state}, but the commit of its step {which}")
 
 
 def _check_end(sample: Sample, records: dict[Name, CommittedSample]) -> Iterator[Violation]:
-    """A sample of a committed step whose events are still there."""
+    """Check a sample of a committed step whose events are still there."""
     name, record = sample.name, records.get(sample.name)
     if sample.state not in SETTLED:
-        yield _of(SAMPLES, name, f"{name} is neither committed nor dropped: it is {sample.state}, its step is over")
+        yield Violation.of(
+            SAMPLES, name, f"{name} is neither committed nor dropped: it is {sample.state}, its step is over"
+        )
     if record is None:
-        yield _of(SAMPLES, name, f"{name} is not put down among the samples of its committed step")
+        yield Violation.of(SAMPLES, name, f"{name} is not put down among the samples of its committed step")
     elif record.state != sample.state and sample.state in SETTLED:
-        yield _of(SAMPLES, name, f"{name} is put down as {record.state}, but was {sample.state}")
+        yield Violation.of(SAMPLES, name, f"{name} is put down as {record.state}, but was {sample.state}")
     elif sample.state == COMMITTED and sample.reward != record.reward:
-        yield _of(SAMPLES, name, f"{name} was scored {sample.reward}, but is put down with {record.reward}")
+        yield Violation.of(SAMPLES, name, f"{name} was scored {sample.reward}, but is put down with {record.reward}")
 
 
 def _end(record: CommittedSample) -> str:
@@ -86,7 +90,7 @@ def _end(record: CommittedSample) -> str:
 
 
 def check_tokens(history: History, replay: Replay) -> Iterator[Violation]:
-    """No token index twice, none missing: what was put down is what the reports, end to end, make."""
+    """No token index occurs twice, none is missing: recorded tokens are those of the reports, joined."""
     yield from complaints(TOKENS, replay, Topic.TOKENS)
     known = {sample.name: sample for sample in replay.samples}
     for record in history.samples:
@@ -101,31 +105,19 @@ def _compare(sample: Sample, record: CommittedSample) -> Iterator[Violation]:
     if said > have:
         what = f"{name} has {said} tokens put down, but the reports that followed on made {have}:"
         what = f"{what} token index {have} and what follows was entered twice or out of nowhere"
-        yield _of(TOKENS, name, what, token_index=have, worker=worker)
+        yield Violation.of(TOKENS, name, what, token_index=have, worker=worker)
     elif said < have:
         what = f"{name} has {said} tokens put down, but the reports made {have}: token index {said} is missing"
-        yield _of(TOKENS, name, what, token_index=said, worker=worker)
+        yield Violation.of(TOKENS, name, what, token_index=said, worker=worker)
     elif tokens_hash(sample.tokens) != record.tokens_hash:
         what = f"{name}: its {said} tokens are not those that the reports made (other hash)"
-        yield _of(TOKENS, name, what, worker=worker)
+        yield Violation.of(TOKENS, name, what, worker=worker)
 
 
 def tokens_hash(tokens: list[int]) -> str:
-    """As ``CommittedSample.tokens_hash``."""
+    """The hash of tokens as ``CommittedSample.tokens_hash`` has it."""
     return xxhash.xxh3_128_hexdigest(np.asarray(tokens, "<i4").tobytes())
 
 
 def name_of(record: CommittedSample) -> Name:
     return Name(record.step, record.prompt, record.sibling)
-
-
-def _of(checker: str, name: Name, what: str, *, token_index: int | None = None, worker: str | None = None) -> Violation:
-    return Violation(
-        checker=checker,
-        what=what,
-        step=name.step,
-        prompt=name.prompt,
-        sibling=name.sibling,
-        token_index=token_index,
-        worker=worker,
-    )

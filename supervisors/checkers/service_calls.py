@@ -1,9 +1,9 @@
-"""What training services have computed for several jobs: each call once, for the life that asked, burst by burst.
+"""Checks of what training services computed: each call once, for the life that asked for it, burst by burst.
 
     calls as they arrived ─────────────────┐
     calls as backends computed them, when ─┴─▶ ServiceRecord ─▶ check_services ─▶ violations
 
-Times are seconds on any one clock; a *process* is one life of a service's process, a *life* one of a job's bundle.
+Times are seconds on any one clock; a *process* is one life of a service's process, a *life* is one of a job's bundle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from supervisors.checkers.history import Violation
 
 CALLS, LIVES, BURSTS, TURNS = "service_calls", "bundle_lives", "bursts", "turns"
 START: Final = "start"
-"""What the making of a bundle is called, among the calls of its life."""
+"""Name of the call that makes a bundle, among the calls of its life."""
 _ENDS_BURST: Final = ("export_segment", "export_checkpoint")
 _INSTANT_S: Final = 1e-6
 
@@ -33,18 +33,18 @@ SERVICE_PROMISES: Final[dict[str, str]] = {
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Computed:
-    """It is one call that a backend has begun to compute."""
+    """One call that a backend has begun to compute."""
 
     process: str
     job: str
     life: str
     what: str
-    """Its kind, and after a blank what tells it apart from others of that kind; or START."""
+    """Kind of the call, then after a blank what tells it apart from others of its kind; or START."""
     asked_s: float
-    """Time from which it waited for its slice."""
+    """Time from which the call waited for its slice."""
     began_s: float
     ended_s: float | None = None
-    """Time at which it was done; None: its process died first."""
+    """Time at which the call was done; None: its process died first."""
 
     @property
     def ends_burst(self) -> bool:
@@ -57,20 +57,20 @@ class Computed:
 
 @dataclass(kw_only=True)
 class ServiceRecord:
-    """It is what was seen of all training services of a head."""
+    """Holds what was seen of all training services of a head."""
 
     queues: dict[str, QueueConfig] = field(default_factory=dict[str, QueueConfig])
-    """Rules by process."""
+    """Process → the rules of its queue."""
     asked: dict[str, dict[int, list[str]]] = field(default_factory=dict[str, dict[int, list[str]]])
-    """Life → number of a call → what was asked under it; twice if it was asked for something else the second time."""
+    """Life → number of a call → what was asked for; two entries if it was repeated for something else."""
     computed: list[Computed] = field(default_factory=list[Computed])
     """Calls in the order in which they began."""
     over_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Life → when its service took it for over."""
+    """Life → time at which its service considered it over."""
     disturbed: set[str] = field(default_factory=set[str])
-    """Processes that were halted or slow: how long somebody waited there says nothing."""
+    """Processes that were halted or slow, where a wait while nothing is computed is no violation."""
     moving_s: float = 0.0
-    """Longest time that state may be on its way."""
+    """Longest time that moving trained state may take."""
 
 
 def check_services(record: ServiceRecord) -> Iterator[Violation]:
@@ -89,7 +89,7 @@ def check_services(record: ServiceRecord) -> Iterator[Violation]:
 
 
 def _each_once(record: ServiceRecord) -> Iterator[Violation]:
-    """What a life has computed is a beginning of what it was asked for."""
+    """The calls computed for a life are a prefix of those that it asked for."""
     by_life: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for call in record.computed:
         if call.what != START:
@@ -130,10 +130,10 @@ def _one_at_a_time(calls: Sequence[Computed]) -> Iterator[Violation]:
 
 
 def _ends_by_what_follows(call: Computed, number: int, record: ServiceRecord) -> bool:
-    """Whether ``call``, of that number in its life, is a step that is not published, since its version is.
+    """Whether ``call``, the ``number``-th of its life, ended its burst, by the call that was asked for next.
 
-    Then the next step's burst is another. Or a bundle was made and loads no checkpoint: whatever its trainer does next
-    may be long in coming. What tells is what was asked for next, for it may never be computed.
+    It did if it is a step that is not published, since its version already was, or made a bundle that loads no
+    checkpoint. The next call is looked up among those asked for, since it may never be computed.
     """
     follows = record.asked.get(call.life, {}).get(number + 1, [""])[0]
     if call.what == START:
@@ -154,7 +154,7 @@ def _whole_bursts(calls: Sequence[Computed], gap_s: float, record: ServiceRecord
 
 
 def _nobody_is_passed(calls: Sequence[Computed], queue: QueueConfig) -> Iterator[Violation]:
-    """Whoever was overdue when a burst had ended is not passed by one that asked after it."""
+    """A job that was overdue when a burst ended is not passed by one that asked later."""
     guard_s = {"hrrs": queue.starvation_s, "fifo": 0.0}.get(queue.policy)
     if guard_s is None:
         return

@@ -1,4 +1,4 @@
-"""Steps: consecutive prompts, each sample trained by one step, and a commit that names what was granted."""
+"""Checks of steps: consecutive prompts, each sample trained by one step, and commits that name what was granted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _order(replay: Replay) -> Iterator[Violation]:
 def _prompts(history: History, replay: Replay) -> Iterator[Violation]:
     """Prompt i of step s has the ordinal s * prompts_per_step + i, so none is passed over and none comes twice.
 
-    Of a job that filters, a step goes on until it has enough, and the next one begins behind it.
+    If the job filters, a step takes prompts until it has enough, and the next one begins after them.
     """
     count, group = history.job.algorithm.prompts_per_step, history.job.algorithm.group_size
     filtered, end = history.job.algorithm.filter == "spread", -1
@@ -87,7 +87,7 @@ def _versions(history: History) -> Iterator[Violation]:
 
 
 def _rows(history: History, replay: Replay) -> Iterator[Violation]:
-    """What was told of a step is what was committed. A row may be missing after a crash, never wrong or there twice."""
+    """Rows of metrics.jsonl agree with the commits. A row may be missing after a crash, never wrong or there twice."""
     seen: set[int] = set()
     for row in history.rows:
         step = int(row["step"])

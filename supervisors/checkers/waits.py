@@ -1,4 +1,4 @@
-"""Questions and credit: every ask has ended, and what was given out was given back."""
+"""Checks of asks, slots and plans: every ask has ended, slots were given back, and cuts spare the longest part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.replay import Replay
 from supervisors.checkers.samples import complaints
 
-ASKS, CREDIT = "asks", "credit"
+ASKS, CREDIT, PLANS = "asks", "credit", "plans"
 
 
 def check_asks(history: History, replay: Replay) -> Iterator[Violation]:
@@ -33,7 +33,7 @@ def check_credit(history: History, replay: Replay) -> Iterator[Violation]:
     if history.state is RunState.FINISHED:
         for sample, worker in replay.live:
             what = f"{worker} still holds {sample.name} though the run is finished"
-            yield _of_worker(what, worker, sample.name)
+            yield Violation.of(CREDIT, sample.name, what, worker=worker)
 
 
 def _slots(history: History, replay: Replay) -> Iterator[Violation]:
@@ -54,9 +54,16 @@ def _attempts(history: History, replay: Replay) -> Iterator[Violation]:
         sample = known.get(name)  # pyright: ignore[reportArgumentType]  a Name is such a tuple
         if sample is not None and len(sample.workers) != record.attempts:
             what = f"{sample.name} was handed out {len(sample.workers)} times, but is put down with {record.attempts}"
-            yield _of_worker(what, sample.workers[-1] if sample.workers else "nobody", name)
+            yield Violation.of(CREDIT, name, what, worker=sample.workers[-1] if sample.workers else "nobody")
 
 
-def _of_worker(what: str, worker: str, name: tuple[int, int, int]) -> Violation:
-    step, prompt, sibling = name
-    return Violation(checker=CREDIT, what=what, step=step, prompt=prompt, sibling=sibling, worker=worker)
+def check_plans(history: History, replay: Replay) -> Iterator[Violation]:
+    """The longest part, for which everybody waits, is never cut, and nobody hands samples over to itself."""
+    longest = ""
+    for row in history.named("step_planned", "samples_cut"):
+        if row["event"] == "step_planned":
+            longest = str(row["longest"])
+        elif row["worker"] in (longest, row["target"]):
+            why = "it had the longest part" if row["worker"] == longest else "what it handed over went to itself"
+            step, worker = int(row["step"]), str(row["worker"])
+            yield Violation(checker=PLANS, what=f"{worker} was cut in step {step}: {why}", step=step, worker=worker)

@@ -1,4 +1,4 @@
-"""The command line: ``app`` knows each command by its name, and no more.
+"""The command line: ``app`` only maps names to commands.
 
 With ``--json`` stdout carries JSON only; progress and logs go to stderr and to files. Everything heavy is imported by
 the command that needs it, so that ``--help`` is fast.
@@ -10,25 +10,25 @@ from typing import Annotated
 
 import typer
 
+from configs.version import version
 from supervisors.cli.bench import bench
-from supervisors.cli.check import check
 from supervisors.cli.console.command import console
 from supervisors.cli.ctl import ctl
-from supervisors.cli.doctor import doctor
-from supervisors.cli.evaluate import eval_
 from supervisors.cli.keys import keys
-from supervisors.cli.merge import merge
+from supervisors.cli.looking.check import check, schema
+from supervisors.cli.looking.doctor import doctor
+from supervisors.cli.looking.runs import runs
+from supervisors.cli.looking.samples import samples
+from supervisors.cli.models.evaluate import eval_
+from supervisors.cli.models.merge import merge
+from supervisors.cli.models.train_reward import train_reward
 from supervisors.cli.new import new
 from supervisors.cli.plot.command import plot
-from supervisors.cli.run import run
-from supervisors.cli.runs import runs
-from supervisors.cli.samples import samples
-from supervisors.cli.schema import schema
+from supervisors.cli.running.run import run
 from supervisors.cli.serve import head, node
+from supervisors.cli.serve_models import serve
 from supervisors.cli.simulate import simulate
 from supervisors.cli.slurm import slurm
-from supervisors.cli.train_reward import train_reward
-from supervisors.cli.version import version
 
 app = typer.Typer(name="headrace", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -50,7 +50,7 @@ def headrace(
 
 app.add_typer(ctl, name="ctl")
 app.add_typer(slurm, name="slurm")
-for command in (run, new, check, schema, runs, head, node, doctor):
+for command in (run, new, check, schema, runs, head, node, serve, doctor):
     app.command()(command)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
@@ -63,7 +63,7 @@ app.command("eval")(eval_)
 @app.command(hidden=True)
 def actor() -> None:
     """Be a role process; node agents start it and write its orders to its standard input."""
-    from supervisors.machine.child import run_child
+    from supervisors.machine.processes.child import run_child
 
     run_child()
 

@@ -3,9 +3,10 @@
     journal.db, events.jsonl, metrics.jsonl, newer checkpoints ──▶ RUN_DIR/set-aside/N/     nothing is destroyed
     commits of the steps before STEP, their samples ─────────────▶ a new journal.db
     rows of the steps before STEP ───────────────────────────────▶ a new metrics.jsonl, and eval.jsonl
+    wandb_id ──▶ RUN_DIR/set-aside/N/         Weights & Biases takes no step twice: the run goes on in a new run there
 
 What comes after STEP has then not happened: ``headrace run --resume`` trains from the checkpoint on, with new samples.
-Each step is changed by a rename at the end, so that an interruption leaves the run as it was or as it is to be.
+Each file is replaced by a rename at the end, so that an interruption leaves the run as it was or as it is to be.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.host.best_link import remove_dangling
+from actors.host.bounded_file import former
+from actors.host.whole_file import replacing
 from actors.ledger import events as ev
 from actors.ledger import seals
 from actors.ledger.journal import SqliteJournal
+from actors.ledger.read_only import opened
 from actors.trainer import checkpoint
-from configs.errors import ConfigError, Problem
+from configs.errors import ConfigError
+from configs.run_files import EVALUATIONS, EVENTS, JOURNAL, METRICS, WANDB_ID
 from supervisors.checkers.condition import Condition, look
-from supervisors.checkers.run_directory import JOURNAL
 from supervisors.machine.run_directory import RunLock
 
 ASIDE: Final = "set-aside"
@@ -43,23 +47,22 @@ def go_back(run_dir: Path, step: int) -> Path:
         condition = look(run_dir)
         _check(condition, step)
         aside = _new_directory(run_dir / ASIDE)
-        partial = run_dir / f".{JOURNAL}.partial"
-        _write_journal(partial, run_dir / JOURNAL, condition, step)
-        for name in (JOURNAL, *(f"{JOURNAL}{end}" for end in _FOLLOWERS), "metrics.jsonl", "eval.jsonl"):
-            if (run_dir / name).exists():
-                shutil.copy2(run_dir / name, aside / name)
-        for newer in condition.checkpoints:
-            if newer.step > step:
-                newer.path.rename(aside / newer.path.name)
-        remove_dangling(checkpoint.checkpoints_directory(run_dir))
-        for end in _FOLLOWERS:
-            (run_dir / f"{JOURNAL}{end}").unlink(missing_ok=True)
-        partial.replace(run_dir / JOURNAL)
-        _cut_rows(run_dir / "metrics.jsonl", "step", step - 1)
-        _cut_rows(run_dir / "eval.jsonl", "version", step)
-        for name in ("events.jsonl", "events.jsonl.1"):  # what they tell of is not in this journal
-            if (run_dir / name).exists():
-                (run_dir / name).rename(aside / name)
+        with replacing(run_dir / JOURNAL, lasting=True) as partial:
+            _write_journal(partial, run_dir / JOURNAL, condition, step)
+            for name in (JOURNAL, *(f"{JOURNAL}{end}" for end in _FOLLOWERS), METRICS, EVALUATIONS):
+                if (run_dir / name).exists():
+                    shutil.copy2(run_dir / name, aside / name)
+            for newer in condition.checkpoints:
+                if newer.step > step:
+                    newer.path.rename(aside / newer.path.name)
+            remove_dangling(checkpoint.checkpoints_directory(run_dir))
+            for end in _FOLLOWERS:
+                (run_dir / f"{JOURNAL}{end}").unlink(missing_ok=True)
+        _cut_rows(run_dir / METRICS, "step", step - 1)
+        _cut_rows(run_dir / EVALUATIONS, "version", step)
+        for path in (run_dir / EVENTS, former(run_dir / EVENTS), run_dir / WANDB_ID):  # of steps that are undone
+            if path.exists():
+                path.rename(aside / path.name)
     return aside
 
 
@@ -69,10 +72,10 @@ def _check(condition: Condition, step: int) -> None:
     if found is None or found.problem:
         whole = [str(s) for s, c in known.items() if not c.problem and condition.journal.knows_all_below(s)]
         what = found.problem if found is not None else f"there is no checkpoint of step {step}"
-        raise ConfigError([Problem(where, "", what, f"Those that are whole: {', '.join(whole) or 'none'}")])
+        raise ConfigError.of(where, "", what, f"Those that are whole: {', '.join(whole) or 'none'}")
     if not condition.journal.knows_all_below(step):
         what = f"{JOURNAL} has no intact record of every step before it, so what was trained is not known"
-        raise ConfigError([Problem(where, "", what, condition.remedy())])
+        raise ConfigError.of(where, "", what, condition.remedy())
 
 
 def _new_directory(parent: Path) -> Path:
@@ -92,7 +95,7 @@ def _write_journal(path: Path, former: Path, condition: Condition, step: int) ->
     record = condition.journal
     rows = [*record.terms[-1:], *(record.commits[known] for known in range(step))]
     rows += [row for version, row in sorted(record.evaluated.items()) if version <= step]
-    with closing(sqlite3.connect(f"file:{former}?mode=ro", uri=True)) as db:
+    with opened(former) as db:
         job = str(dict(db.execute("SELECT name, value FROM meta").fetchall()).get("job", ""))
         samples = db.execute("SELECT * FROM samples WHERE step < ?", (step,)).fetchall()
     counters = _counters(record.checkpoints.get(step))
@@ -110,26 +113,25 @@ def _write_journal(path: Path, former: Path, condition: Condition, step: int) ->
         noted = {"durable_seq": str(len(sealed)), "pruned_below": str(step)}
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", noted.items())
         seals.store(db, seals.total((row.hash,) for row in sealed))
+        seals.store_samples(db, seals.samples_total(db))
         db.execute("COMMIT")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        db.execute("PRAGMA journal_mode=DELETE")  # one file, to be renamed; who opens it next makes it WAL again
+        db.execute("PRAGMA journal_mode=DELETE")  # one file, to be renamed; the next run makes it WAL again
 
 
 def _counters(row: seals.EventRow | None) -> dict[str, int]:
-    """Those of a checkpoint, but for the prompts that were issued by then: later steps had some, and get them anew."""
+    """Counters of a checkpoint, without the prompts issued by then: some were for later steps, which get them anew."""
     event = ev.decode_event(row.body) if row is not None else None
     counters = event.counters if isinstance(event, ev.Checkpointed) else {}
     return {name: value for name, value in counters.items() if name != "prompts_used"}
 
 
 def _cut_rows(path: Path, key: str, last: int) -> None:
-    """Leave the rows whose ``key`` is at most ``last``."""
+    """Keep only the rows whose ``key`` is at most ``last``."""
     if not path.exists():
         return
-    partial = path.with_name(f".{path.name}.partial")
-    with path.open("rb") as rows, partial.open("wb") as kept:
+    with replacing(path, lasting=True) as partial, path.open("rb") as rows, partial.open("wb") as kept:
         kept.writelines(line for line in rows if _number(line, key) <= last)
-    partial.replace(path)
 
 
 def _number(line: bytes, key: str) -> float:

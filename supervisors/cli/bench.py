@@ -1,6 +1,6 @@
 """``headrace bench``: runs a module of benchmarks/, which is there in a clone of the repository and not in a package.
 
-Nothing of benchmarks/ is imported but here, and by name.
+Only this module imports from benchmarks/, by name: a file in one of the folders ``_FLOORS``, or ``papers/command.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import typer
 from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FINISHED, fail, wrong
 
 _FOLDER: Final = Path(__file__).resolve().parents[2] / "benchmarks"
+_FLOORS: Final = ("data_plane", "jobs", "decisions", "gpu", "vllm")
+"""Folders of benchmarks/ whose files each have a ``main``, but for those whose names begin with ``_``."""
 _NOT_HERE: Final = (
     "the benchmarks are not part of an installed package: clone the repository, and run headrace bench there "
     "(make install, then .venv/bin/headrace bench)"
@@ -25,23 +27,24 @@ _NOT_HERE: Final = (
 def bench(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(help="loop, …: a module of benchmarks/. Left out: what there is.")
+        str | None, typer.Argument(help="loop, …: a module of benchmarks/. Without a name: lists them.")
     ] = None,
 ) -> None:
     """Measure. Everything after NAME goes to the benchmark."""
     if not _are_here():
         fail(_NOT_HERE, EXIT_BAD_CONFIG)
-    files = {file.stem: file for file in sorted(_FOLDER.glob("*.py")) if not file.stem.startswith("_")}
+    found = [file for floor in _FLOORS for file in (_FOLDER / floor).glob("*.py") if not file.stem.startswith("_")]
+    files = {file.stem: file for file in sorted(found, key=lambda file: file.stem)}
     if name is None:
         lines = [f"  {stem:12} {_first_line(file)}" for stem, file in files.items()]
         fail("\n".join(["name a benchmark:", *lines]), EXIT_BAD_CONFIG)
     if name not in files:
         fail(f"there is no benchmark {name!r}; there are: {', '.join(files)}", EXIT_BAD_CONFIG)
-    raise typer.Exit(int(_module(name).main(context.args) or EXIT_FINISHED))
+    raise typer.Exit(int(_module(f"{files[name].parent.name}.{name}").main(context.args) or EXIT_FINISHED))
 
 
 def papers(needed_by: str) -> Any:
-    """``benchmarks/papers/command.py``: the studies of published results.
+    """The module ``benchmarks/papers/command.py``, which runs the studies of published results.
 
     Raises:
         ConfigError: ``needed_by`` asks for one, and benchmarks/ is not here.

@@ -1,4 +1,4 @@
-"""What the commands share: options that mean the same everywhere, exit codes, and how an error becomes a message.
+"""Shared by the commands: options that mean the same everywhere, exit codes, and messages made from errors.
 
 Exit codes: 0 finished; 1 failed; 2 bad configuration or usage; 130 interrupted, after a checkpoint.
 """
@@ -56,16 +56,16 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def wrong(where: str, what: str, fix: str) -> ConfigError:
-    """An argument that cannot be used."""
+    """An error about an argument that cannot be used."""
     return ConfigError([Problem(where, "", what, fix)])
 
 
 def finish(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run to the end; errors become messages and exit codes.
+    """Run a coroutine to its end; errors become messages and exit codes.
 
     The first Ctrl-C cancels the main task, which is to take its checkpoint and return; a second one ends the process.
     """
-    from supervisors.machine.logs import new_loop
+    from supervisors.machine.processes.logs import new_loop
 
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -93,7 +93,7 @@ def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str |
 
 
 def devices_of_this_machine(option: str | None, *jobs: JobConfig) -> Devices:
-    """What ``--devices`` leaves of them; ends the command with exit code 2 if that, or a job, asks for more."""
+    """The devices that ``--devices`` allows; ends the command with exit code 2 if the option or a job asks for more."""
     from supervisors.jobs.device_needs import device_problems
     from supervisors.machine.devices import find_devices
     from supervisors.tree.errors import NoSuchDevices
@@ -111,7 +111,7 @@ def devices_of_this_machine(option: str | None, *jobs: JobConfig) -> Devices:
 
 
 def refuse_bad_sockets(check: Callable[[], None]) -> None:
-    """Exit code 2 for keys that cannot be used, for what is no address, and for a socket that would be open."""
+    """End the command with exit code 2 for unusable keys, an invalid address, or a socket open to everybody."""
     from transport.errors import HandshakeRefused, InsecureBind
     from transport.zmq.security import KeyFileError
 

@@ -1,21 +1,29 @@
 """``headrace ctl``: each verb of the control protocol as a command.
 
+verbs.VERBS ─▶ commands, their options and help ─▶ ControlClient, or the files of a run that is over ─▶ table, JSON
+
 Exit codes: 0 done; 1 the server said no, or cannot be reached; 2 the request itself is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import inspect
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
+import msgspec
 import typer
+from msgspec.structs import FieldInfo
 
+from actors.control.verbs import VERBS, Args
+from actors.core.strict_json import strict_json
 from actors.core.terminal_text import harmless
 from configs.errors import ConfigError
 from configs.local_paths import RUN_ROOT
@@ -24,7 +32,7 @@ from transport.errors import HeadraceError
 EXIT_REFUSED = 1
 EXIT_BAD_REQUEST = 2
 _KEPT = ("jobs", "metrics", "logs")
-"""Verbs that a run's files answer when nobody else does."""
+"""Verbs that a run's files can answer once its head is gone."""
 
 ctl = typer.Typer(no_args_is_help=True, help="Look at and steer a run through its control socket.")
 
@@ -32,13 +40,6 @@ service = typer.Typer(no_args_is_help=True, help="Add, drain and remove training
 ctl.add_typer(service, name="service")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
-Job = Annotated[str | None, typer.Argument(help="The job's name; not needed if there is only one.")]
-JobOption = Annotated[
-    str | None,
-    typer.Option("--job", help="The job's name; not needed if there is only one."),
-]
-
-ServiceName = Annotated[str, typer.Argument(help="The training service's name.")]
 
 
 @dataclass
@@ -73,93 +74,25 @@ def options(
     _options.control, _options.json, _options.timeout_s, _options.keys = control, json_, timeout_s, keys
 
 
-@ctl.command()
 def submit(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml")],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c")] = None,
     json_: Json = False,
 ) -> None:
-    """Start a job on a head."""
     from configs.loader import read_job
 
-    try:
+    with _requests():
         content = read_job(job, set_ or []).model_dump(mode="json", exclude_unset=True)
-    except ConfigError as error:
-        _fail(str(error), EXIT_BAD_REQUEST)
     _call("submit", {"job": content}, json_)
 
 
-@ctl.command()
-def jobs(json_: Json = False) -> None:
-    """Every job with its state and step."""
-    _call("jobs", {}, json_)
-
-
-@ctl.command()
-def watch(job: Job = None, json_: Json = False) -> None:
-    """Events as they happen, until the job ends."""
+def watch(
+    job: Annotated[str | None, typer.Argument(help="The job's name; not needed if there is only one.")] = None,
+    json_: Json = False,
+) -> None:
     _run(_watch(job, json_ or _options.json))
 
 
-@ctl.command()
-def pause(job: Job = None, json_: Json = False) -> None:
-    """Stop generating and training; nothing is lost."""
-    _call("pause", {"job": job}, json_)
-
-
-@ctl.command()
-def resume(job: Job = None, json_: Json = False) -> None:
-    """Go on after a pause."""
-    _call("resume", {"job": job}, json_)
-
-
-@ctl.command()
-def cancel(job: Job = None, json_: Json = False) -> None:
-    """End a job for good, after a checkpoint."""
-    _call("cancel", {"job": job}, json_)
-
-
-@ctl.command()
-def scale(
-    workers: Annotated[int, typer.Argument(min=0, help="Rollout workers.")],
-    job: JobOption = None,
-    json_: Json = False,
-) -> None:
-    """Set how many rollout workers a job has."""
-    _call("scale", {"workers": workers, "job": job}, json_)
-
-
-@ctl.command()
-def drain(
-    target: Annotated[str, typer.Argument(help="A node or a worker, by name.")],
-    json_: Json = False,
-) -> None:
-    """Take a node or a worker out of service in good order."""
-    _call("drain", {"target": target}, json_)
-
-
-@ctl.command()
-def undrain(
-    target: Annotated[str, typer.Argument(help="A node or a training service, by name.")],
-    json_: Json = False,
-) -> None:
-    """Take a drained node or training service back."""
-    _call("undrain", {"target": target}, json_)
-
-
-@ctl.command()
-def services(json_: Json = False) -> None:
-    """Training services: whom each serves, where states lie, how much of its time it computes, and what it saves."""
-    _call("services", {}, json_)
-
-
-@ctl.command()
-def queue(json_: Json = False) -> None:
-    """Jobs that wait for a training service, and for what."""
-    _call("queue", {}, json_)
-
-
-@service.command("add")
 def service_add(
     file: Annotated[Path, typer.Argument(metavar="SERVICES.yaml")],
     name: Annotated[str | None, typer.Argument(help="One of the file's services; all if left out.")] = None,
@@ -168,85 +101,14 @@ def service_add(
     """Start the training services of a file; its rules for all of them stay as they were at the head's start."""
     from configs.services import load_services
 
-    try:
+    with _requests():
         found = [service for service in load_services(file).services if name in (None, service.name)]
-    except ConfigError as error:
-        _fail(str(error), EXIT_BAD_REQUEST)
     if not found:
         _fail(f"{file} has no service named {name!r}", EXIT_BAD_REQUEST)
     for config in found:
         _call("service_add", {"service": config.model_dump(mode="json")}, json_)
 
 
-@service.command("drain")
-def service_drain(name: ServiceName, json_: Json = False) -> None:
-    """Let a training service take no further job; ``undrain`` takes it back."""
-    _call("service_drain", {"service": name}, json_)
-
-
-@service.command("remove")
-def service_remove(name: ServiceName, json_: Json = False) -> None:
-    """End a training service that serves no job."""
-    _call("service_remove", {"service": name}, json_)
-
-
-@ctl.command()
-def tree(job: JobOption = None, json_: Json = False) -> None:
-    """Every actor: name, role, node, pid, state, incarnation, restarts."""
-    _call("tree", {"job": job}, json_)
-
-
-@ctl.command()
-def nodes(json_: Json = False) -> None:
-    """Every machine: its slots, its devices, and who has which."""
-    _call("nodes", {}, json_)
-
-
-@ctl.command()
-def stalls(
-    longer_than_s: Annotated[
-        float, typer.Option("--longer-than", min=0.0, help="Seconds that a wait has lasted.")
-    ] = 1.0,
-    json_: Json = False,
-) -> None:
-    """Who waits for whom in every process, oldest first; and which process does not answer."""
-    _call("stalls", {"longer_than_s": longer_than_s}, json_)
-
-
-@ctl.command()
-def dead_letters(json_: Json = False) -> None:
-    """Messages that found no receiver: counted by reason, and the newest of each process."""
-    _call("dead_letters", {}, json_)
-
-
-@ctl.command()
-def metrics(
-    job: JobOption = None,
-    last: Annotated[int, typer.Option(min=1, help="Rows.")] = 1,
-    json_: Json = False,
-) -> None:
-    """The last rows of metrics.jsonl."""
-    _call("metrics", {"job": job, "last": last}, json_)
-
-
-@ctl.command()
-def logs(
-    actor: Annotated[str | None, typer.Argument(help="An actor's name; all if left out.")] = None,
-    job: JobOption = None,
-    lines: Annotated[int, typer.Option(min=1, help="Lines.")] = 100,
-    json_: Json = False,
-) -> None:
-    """The last log lines of an actor."""
-    _call("logs", {"job": job, "actor": actor, "lines": lines}, json_)
-
-
-@ctl.command()
-def checkpoint(job: Job = None, json_: Json = False) -> None:
-    """Write a checkpoint after the step under way."""
-    _call("checkpoint", {"job": job}, json_)
-
-
-@ctl.command()
 def inject(
     kind: Annotated[
         str, typer.Argument(help="kill, hang, slow, partition, drop, delay, … : docs/guides/fault_injection.md")
@@ -259,17 +121,68 @@ def inject(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="a.b=c", help="Another key of the fault; repeatable.")
     ] = None,
-    job: JobOption = None,
+    job: Annotated[str | None, typer.Option("--job", help="The job's name; not needed if there is only one.")] = None,
     json_: Json = False,
 ) -> None:
-    """Do harm on purpose: commit one fault on the run's real processes, now."""
     from configs.fault_words import fault_from_words
 
-    try:
+    with _requests():
         fault = fault_from_words(kind, target, for_s, set_ or [])
+    _call("inject", {"fault": fault, "job": job}, json_)
+
+
+_OWN: Final[dict[str, Callable[..., None]]] = {
+    "submit": submit, "watch": watch, "service_add": service_add, "inject": inject,
+}  # fmt: skip
+"""Commands whose words are not the verb's arguments; all others are made from the verbs' declarations."""
+
+
+def _made_from(op: str, verb: type[Args]) -> Callable[..., None]:
+    """A command that takes the arguments of a verb."""
+    fields = {_word_of(field): field for field in msgspec.structs.fields(verb)}
+
+    def command(json_: bool, **given: Any) -> None:
+        _call(op, {fields[word].name: value for word, value in given.items()}, json_)
+
+    options = [_parameter(word, field) for word, field in fields.items()]
+    options.append(inspect.Parameter("json_", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return command
+
+
+def _word_of(field: FieldInfo) -> str:
+    return _said_of(field)["word"] or field.name
+
+
+def _said_of(field: FieldInfo) -> dict[str, Any]:
+    """What ``verbs.py`` declares of an argument for the command line."""
+    return {"help": field.type.__metadata__[0].description, **field.type.__metadata__[0].extra}
+
+
+def _parameter(word: str, field: FieldInfo) -> inspect.Parameter:
+    said = _said_of(field)
+    bounds = {"help": said["help"], "min": said["least"]}
+    shown = typer.Option(said["option"], **bounds) if said["option"] else typer.Argument(**bounds)
+    default = inspect.Parameter.empty if field.default is msgspec.NODEFAULT else field.default
+    kind, type_ = inspect.Parameter.KEYWORD_ONLY, field.type.__origin__
+    return inspect.Parameter(word, kind, default=default, annotation=Annotated[type_, shown])
+
+
+for _op, _verb in VERBS.items():
+    if not _verb.of_server:
+        _group, _name = (service, _op.removeprefix("service_")) if _op.startswith("service_") else (ctl, _op)
+        _command = _OWN.get(_op) or _made_from(_op, _verb)
+        _group.command(_name.replace("_", "-"), help=_command.__doc__ or _verb.__doc__)(_command)
+
+
+@contextlib.contextmanager
+def _requests() -> Iterator[None]:
+    """Wrap code that makes a request of arguments and files; a ConfigError in it ends the command."""
+    try:
+        yield
     except ConfigError as error:
         _fail(str(error), EXIT_BAD_REQUEST)
-    _call("inject", {"fault": fault, "job": job}, json_)
 
 
 def _call(op: str, args: dict[str, Any], json_: bool) -> None:
@@ -277,15 +190,15 @@ def _call(op: str, args: dict[str, Any], json_: bool) -> None:
     if result is None:
         result = _run(_ask(op, args))
     if json_ or _options.json:
-        print(json.dumps(result), flush=True)
+        print(strict_json(result), flush=True)
     else:
-        from supervisors.cli.tables import console, print_result
+        from supervisors.cli.looking.tables import console, print_result
 
         print_result(console(), op, result)
 
 
 def _from_files(op: str, args: dict[str, Any]) -> Any:
-    """What the files of a run say that is over or whose head is gone; None if there is a head to ask, or no run."""
+    """The answer in the files of a run whose head is gone; None if there is a head to ask, or no run."""
     from supervisors.api.run_files import runs_of_command
 
     where = _options.control
@@ -314,29 +227,31 @@ async def _ask(op: str, args: dict[str, Any]) -> Any:
 
 async def _watch(job: str | None, json_: bool) -> None:
     from actors.control.client import ControlClient
-    from supervisors.cli.outlook import PhaseProgress
-    from supervisors.cli.tables import line
+    from supervisors.cli.looking.tables import line
+    from supervisors.cli.running.outlook import PhaseProgress
 
     phase, loop = PhaseProgress(), asyncio.get_running_loop()
     async with ControlClient(_endpoint(), keys=_keys()) as client:
         async for event in client.watch({"job": job}):
             if json_:
-                print(json.dumps(event), flush=True)
+                print(strict_json(event), flush=True)
             elif event["kind"] == "phase":
                 phase.update(event, loop.time())
                 if (text := phase.line()) is not None:
                     print(text, flush=True)
             else:
-                print(line(event), flush=True)
+                number = {"step": event["step"] - 1, "done": event["step"]} if event["kind"] == "step" else {}
+                print(line({**event, **number}), flush=True)
 
 
 def _endpoint() -> str:
     """The endpoint asked for, else that of the newest run under ``runs/``."""
-    from actors.control.socket import ENDPOINT_FILE, read_endpoint
+    from actors.control.socket import read_endpoint
+    from configs.run_files import CONTROL_ENDPOINT
 
     where = _options.control
     if where is None:
-        stored = sorted(Path("runs").glob(f"*/{ENDPOINT_FILE}"), key=os.path.getmtime)
+        stored = sorted(Path("runs").glob(f"*/{CONTROL_ENDPOINT}"), key=os.path.getmtime)
         if not stored:
             raise FileNotFoundError("no run was found under runs/: name its endpoint or run directory with --control")
         where = str(stored[-1])

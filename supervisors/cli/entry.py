@@ -1,11 +1,11 @@
-"""What ``headrace`` is: the command line; for our own processes, actor and lead. The console script begins here.
+"""The console script ``headrace``: begins the command line, or one of our processes (actor, lead, held).
 
-A role process is one of many on its machine, and a head has to be back soon, so they get by without the command line's
-libraries; everything else is ``app.py``.
+Role processes are many, and a head has to restart fast, so these start without the libraries of the command line; all
+other commands are in ``app.py``.
 
 Our packages have everyday names (``actors``, ``configs``, ``main``). A ``PYTHONPATH`` that leads to a project with a
-folder or file of such a name comes before what is installed: then our own place is put first. Without such a clash
-nothing is changed. Processes that we start get our place first in any case (``actors/host/python_path.py``).
+folder or file of such a name comes before what is installed: then our own folder is put first. Without such a clash
+nothing is changed. Processes that we start get our folder first in any case (``configs/python_path.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _LONG_LIVED: Final = ("run", "head", "node", "actor", "lead", "held")
-"""Commands that have more to do than to print: they go on when nobody reads it."""
+"""Commands that do more than print: they go on when nobody reads their output."""
+_ONLY_TOLD: Final = {"--help", "--version"}
 _OURS: Final = ("main", "actors", "configs", "transport", "supervisors")
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     command = sys.argv[1:2]
     _prepare_process(long_lived=bool(command) and command[0] in _LONG_LIVED)
     if command == ["actor"]:
-        from supervisors.machine.child import run_child
+        from supervisors.machine.processes.child import run_child
 
         run_child()
     elif command == ["lead"]:
@@ -47,12 +48,14 @@ def main() -> None:
 
 
 def _prepare_process(*, long_lived: bool) -> None:
-    from actors.host.open_files import raise_soft_limit
     from actors.host.standard_streams import open_standard_streams
 
     os.umask(0o077)  # what a run writes is its owner's alone
     open_standard_streams(unbreakable=long_lived)
-    raise_soft_limit()
+    if not _ONLY_TOLD & set(sys.argv):
+        from actors.host.open_files import raise_soft_limit
+
+        raise_soft_limit()
 
 
 def _is_ours(name: str) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
 import typer
-import yaml
 
 from configs.errors import ConfigError
 from configs.hub_names import is_hub_data, is_hub_name
@@ -20,7 +19,7 @@ from supervisors.cli.command import EXIT_BAD_CONFIG, fail
 
 _PROMPTS: Final = ("prompt", "question", "problem", "instruction", "input", "messages")
 _ANSWERS: Final = ("answer", "solution", "final_answer", "label", "target", "output")
-"""Columns by the names that data sets give them, the likeliest first."""
+"""Usual names of the answer's column, as ``_PROMPTS`` of the prompt's; the likeliest first."""
 _SCORERS: Final = ("exact_match", "math_verify", "reasoning_gym")
 _QUESTIONS: Final = {
     "model": ("Model: a directory, a hub name, or tiny for one that is made on the spot", "tiny"),
@@ -68,6 +67,8 @@ def new(
     }
     try:
         job_from_mapping(cast("dict[str, Any]", job), "headrace new")
+        import yaml
+
         file.write_text(_HEAD + yaml.safe_dump(job, sort_keys=False, allow_unicode=True), encoding="utf-8")
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
@@ -114,7 +115,7 @@ def _reward(text: str) -> dict[str, Any]:
 
 
 def _first_row(path: Path) -> list[str]:
-    """Columns of the first row; none where it cannot be read, which the check of the job says better."""
+    """Columns of the first row; none if it cannot be read, which the check of the job reports better."""
     try:
         with path.open(encoding="utf-8") as lines:
             return list(json.loads(next(line for line in lines if line.strip())))

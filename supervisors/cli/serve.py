@@ -1,4 +1,4 @@
-"""``headrace head`` and ``headrace node``: serve jobs that come over a socket, and lend a machine to whoever does."""
+"""``headrace head`` serves jobs that come over a socket; ``headrace node`` lends a machine to a head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from supervisors.cli.command import (
     finish,
     refuse_bad_sockets,
 )
-from supervisors.cli.services_file import ServicesFile, services_of
+from supervisors.cli.running.services_file import ServicesFile, services_of
 
 if TYPE_CHECKING:
     from supervisors.machine.run_directory import RunLock
@@ -48,7 +48,7 @@ def head(
     """Serve jobs that come over the control socket, on nodes that join, until stopped."""
     check_sockets(keys, control_keys, listen=listen, at=control)
     found = devices_of_this_machine(devices)
-    from supervisors.cli.job_lines import JobLines
+    from supervisors.cli.running.job_lines import JobLines
     from supervisors.trees import run_head
 
     try:
@@ -59,9 +59,10 @@ def head(
     with _alone_in(dir_):
         finish(
             lambda: run_head(
+                dir_,
+                None,
                 listen=listen,
                 control=control,
-                run_root=dir_,
                 keys=keys,
                 control_keys=control_keys,
                 allow_functions=allow_functions,
@@ -73,7 +74,7 @@ def head(
 
 
 def _alone_in(directory: Path) -> RunLock:
-    """A second head there would forget the jobs of the first, and remove what its services have stored."""
+    """Lock ``directory``: a second head there would forget the first one's jobs and remove its services' files."""
     from supervisors.machine.run_directory import RunLock
     from supervisors.tree.errors import DirectoryInUse
     from transport.errors import HeadraceError
@@ -110,7 +111,7 @@ def node(
     keys: Keys = None,
 ) -> None:
     """Lend this machine to a head, until stopped."""
-    from supervisors.machine.node import check_join, check_node
+    from supervisors.machine.membership.node import check_join, check_node
 
     refuse_bad_sockets(lambda: check_node(name, kind, site, notice))
     refuse_bad_sockets(lambda: check_join(join, keys))

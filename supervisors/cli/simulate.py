@@ -1,12 +1,11 @@
-"""``headrace simulate``: one seed with what happened in it, many with what failed, or a paper's claims beside ours.
+"""``headrace simulate``: run one seed and show its events, run many and show failures, or check a paper's claims.
 
-A file that names a study is handed to benchmarks/papers; whatever else is a scenario is run here.
+A file that names a study is handed to benchmarks/papers; any other file is a scenario, and run here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from actors.core.strict_json import strict_json
 from configs.errors import ConfigError
-from configs.presets import file_or_preset
+from configs.presets import file_or_preset, scenario_names
 from supervisors.cli.bench import papers
 from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FINISHED, Json, fail, wrong
 from transport.errors import HeadraceError
@@ -70,7 +70,11 @@ def _is_study(path: Path) -> bool:
     """
     from configs.loader import read_yaml
 
-    values, _ = read_yaml(path, holds="jobs and faults, or a study and claims", example="configs/chaos.yaml")
+    holds = "jobs and faults, or a study and claims"
+    values, _ = read_yaml(path, holds=holds, example="configs/chaos.yaml", presets=scenario_names)
+    if "jobs" not in values and {"data", "rollout", "reward"} & values.keys():
+        fix = f"Run `headrace run {path}`, or name a scenario: {', '.join(scenario_names())}"
+        raise ConfigError.of(str(path), "", "this is a job, no scenario for simulation", fix)
     return "study" in values or "claims" in values
 
 
@@ -143,4 +147,4 @@ def _tell(text: str) -> None:
 
 
 def _show(result: dict[str, Any]) -> None:
-    print(json.dumps(result), flush=True)
+    print(strict_json(result), flush=True)

@@ -1,4 +1,4 @@
-"""``headrace slurm``: what a Slurm cluster is handed by a person; machines are asked for by the run itself."""
+"""``headrace slurm``: prints the file that a person submits to Slurm; the run itself asks for further machines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A weight chunk with a wrong bit, where it lies: in the segment file that workers map and the server reads.
+"""Flips one bit of a weight chunk in shared memory: in the segment file that workers map and the server reads.
 
-The file is replaced by a copy, never written into: whoever has mapped and verified it keeps the right bytes, and
-whoever maps it from now on finds the wrong hash. So wrong weights cannot be used, which is what the fault is to prove.
+The file is replaced by a copy, never written into: a process that has mapped and verified it keeps the right bytes, and
+one that maps it from now on finds a wrong hash. The fault is to prove that wrong weights are never used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from configs.fault_plan import ChunkTarget
 from supervisors.tree.errors import FaultNotPossible
 
 _INTACT: Final = "intact"
-"""The ending of the name under which the right file waits for its return."""
+"""The ending of the name under which the intact file is kept until it is put back."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def spoil_chunk(run_dir: Path, target: ChunkTarget, rng: random.Random) -> Spoil
     """Flip one bit of the chunk that ``target`` names.
 
     Raises:
-        FaultNotPossible: that version, or any, does not lie in this machine's shared memory.
+        FaultNotPossible: this machine's shared memory does not hold that version, or holds none at all.
     """
     held = {manifest.policy_version: (segment, manifest) for segment, manifest in read_manifests(run_dir)}
     version = max(held, default=-1) if target.version is None else target.version
@@ -73,7 +73,7 @@ def mend_chunk(spoilt: SpoiltChunk) -> str:
 
 
 def mend_all(run_dir: Path) -> int:
-    """Put every intact file of this run back whose version is still there; returns how many."""
+    """Put back every intact file of this run whose version is still there; returns how many."""
     mended = 0
     run = run_id(run_dir)
     for intact in memory_of(run).glob(f"headrace-{run}-v*-{_INTACT}"):

@@ -1,6 +1,6 @@
 """Messages of a nemesis to the processes of a run: faults that only the process itself, or its parent, can commit.
 
-nemesis ──ApplyFault──▶ reporter of a role process ─▶ ProcessFaults: its links, its wall clock
+nemesis ──ApplyFault──▶ reporter of a role process ─▶ ProcessFaults: its links, its wall clock, its memory
         ──ApplyFault──▶ ┐
         ──SignalChild─▶ ├─ NodeFaults, beside each node agent: itself, and the processes that are its children
         ──SlowChild───▶ │
@@ -36,12 +36,16 @@ class ClockOrder(msgspec.Struct, frozen=True, kw_only=True, tag="clock"):
     lasts_s: float | None = None
 
 
-ProcessOrder = LinkOrder | ClockOrder
+class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True, tag="memory"):
+    """Let the next micro-batch of several samples find no memory."""
+
+
+ProcessOrder = LinkOrder | ClockOrder | MemoryOrder
 
 
 @message("faults.apply")
 class ApplyFault(Message):
-    """Ask: commit it on your own process. Answered with FaultApplied, or with FaultNotPossible as the error."""
+    """Ask: commit ``order`` on the receiver's process. Answered with FaultApplied, or the error FaultNotPossible."""
 
     order: ProcessOrder
 
@@ -53,7 +57,7 @@ class FaultApplied(Message):
 
 @message("faults.signal_child")
 class SignalChild(Message):
-    """Ask: a raw signal to a process that this node has started. Answered as ApplyFault."""
+    """Ask: send a raw signal to a process that this node has started. Answered as ApplyFault."""
 
     pid: int
     signal: int
@@ -61,7 +65,7 @@ class SignalChild(Message):
 
 @message("faults.slow_child")
 class SlowChild(Message):
-    """Ask: let it run one part in ``factor`` of the time, without being taken for hung. Answered as ApplyFault."""
+    """Ask: let a process run for 1/``factor`` of the time without it counting as hung. Answered as ApplyFault."""
 
     pid: int
     factor: float
@@ -72,7 +76,7 @@ class SlowChild(Message):
 class SignalNode(Message):
     """Ask: send ``signal`` to the node's own process, a moment later. Answered as ApplyFault.
 
-    If that stops it, its processes are stopped as well, and all are continued after ``continue_after_s``.
+    SIGSTOP stops the node's role processes as well; all are continued after ``continue_after_s``.
     """
 
     signal: int

@@ -1,6 +1,6 @@
-"""A journal whose disk can be full for a while: SQLite's own error, without filling anybody's disk.
+"""A journal that can act as if its disk were full: it raises SQLite's own error, and fills no disk.
 
-The disk itself has room, so no error of this is permanent: the scheduler is started again until the fault is healed.
+The disk itself has room, so the error is never permanent: the scheduler is started again until the fault is healed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FULL = "database or disk is full"  # SQLITE_FULL, in SQLite's words
 
 
 class FaultableJournal(SqliteJournal):
-    """A journal that fails while its path is in ``full``. The first ``read`` opens it, and so does the disk work."""
+    """A journal that fails while its path is in ``full``. The first ``read`` opens it, nothing before."""
 
     def __init__(self, path: Path, job: str, limits: Limits, full: set[Path]) -> None:
         self._path = path
@@ -28,10 +28,10 @@ class FaultableJournal(SqliteJournal):
         self._opened = False
 
     def read(self) -> tuple[int, list[ev.Event]]:
-        """Read as ``Journal.read`` does. A full disk refuses this too: a journal must be written.
+        """Read as ``Journal.read`` does. A full disk refuses this too: to open a journal is to write to it.
 
         Raises:
-            JournalFailed: the disk is full for a while; whoever opens the journal again may find that it is not.
+            JournalFailed: the disk is full for a while; opening the journal again later may succeed.
         """
         if not self._opened:
             if self._path in self._full:

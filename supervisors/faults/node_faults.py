@@ -1,7 +1,7 @@
 """Faults on one node's processes, from within the process that has started them: signals, slowness, the node itself.
 
-Stands beside the node agent, which knows nothing of it: to the agent, what happens here happens from outside. The one
-thing that it has to be told is that a process which is only slowed down is not a stopped one (``Machine.slowed``).
+``NodeFaults`` runs beside the node agent, to which its faults come from outside. The agent's machine is only told which
+processes are slowed down (``LocalMachine.slowed``), so that they are not taken for stopped ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PERIOD_S: Final = 0.1
 class NodeFaults(Actor):
     """Commits faults on the processes of its node.
 
-    ``slowed`` holds the ids of those that are slowed down; whoever judges the node's processes shares it.
+    ``slowed``: ids of the processes that are slowed down, shared with the machine (``LocalMachine.slowed``).
     """
 
     def __init__(self, own: ProcessFaults, slowed: set[int]) -> None:
@@ -96,10 +96,10 @@ def _signal_node(number: int, continue_after_s: float | None) -> None:
 
 
 def _child(pid: int) -> psutil.Process:
-    """The process of that id, if it is ours.
+    """The process of that id, if this process has started it.
 
     Raises:
-        FaultNotPossible: it is gone, or somebody else's: no fault may hit a bystander.
+        FaultNotPossible: it is gone, or not a child of this process: no fault may hit a bystander.
     """
     try:
         child = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""Faults that a process commits on itself when it is told to: on its links, and on the wall clock that it sees."""
+"""Faults that a process commits on itself when it is told to: on its links, its memory, and the wall clock it sees."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from actors.trainer import scarce_memory
 from configs.limits import DEFAULT_LIMITS
-from supervisors.faults.fault_messages import LinkOrder, ProcessOrder
+from supervisors.faults.fault_messages import LinkOrder, MemoryOrder, ProcessOrder
 from supervisors.tree.errors import FaultNotPossible
 from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
 from transport.transport import Lane, Transport
@@ -20,7 +21,7 @@ ANSWER_S: Final = 0.05
 
 
 AddRule = Callable[[LinkRule, float | None], object]
-"""Lets a rule apply to this process's links, for so many seconds or for good."""
+"""Callback that applies a rule to this process's links, for so many seconds or for good."""
 
 
 class ProcessFaults:
@@ -30,7 +31,7 @@ class ProcessFaults:
         self._add_rule = add_rule
 
     def apply(self, order: ProcessOrder) -> None:
-        """Obey ``order`` in a moment; what has a duration ends by itself.
+        """Carry out ``order`` in a moment; a fault with a duration ends by itself.
 
         Raises:
             FaultNotPossible: this process cannot do that to itself; the text says why.
@@ -40,6 +41,9 @@ class ProcessFaults:
         loop = asyncio.get_running_loop()
         if isinstance(order, LinkOrder):
             loop.call_later(ANSWER_S, self._add_rule, _rule(order), order.lasts_s)
+            return
+        if isinstance(order, MemoryOrder):
+            loop.call_later(ANSWER_S, scarce_memory.strike)
             return
         loop.call_later(ANSWER_S, _shift_clock, order.jump_s)
         if order.lasts_s is not None:
@@ -62,7 +66,7 @@ def _rule(order: LinkOrder) -> LinkRule:
 
 
 def _shift_clock(by_s: float) -> None:
-    """``time.time`` of this process is ``by_s`` ahead of what it was; the loop's clock is another one and stays."""
+    """Set ``time.time`` of this process ahead by ``by_s``; the event loop's clock does not change."""
     before = time.time
     time.time = lambda: before() + by_s
 
@@ -73,10 +77,10 @@ def faults_of(transport: Transport) -> ProcessFaults:
 
 
 def signal_later(pids: Sequence[int], number: signal.Signals, after_s: float) -> None:
-    """Have ``number`` sent to ``pids`` after a while even if this process is stopped or dead by then."""
+    """Have ``number`` sent to ``pids`` after ``after_s``, even if this process is stopped or dead by then."""
     targets = " ".join(str(pid) for pid in pids)
     script = f"(sleep {after_s:.3f}; kill -{number.name.removeprefix('SIG')} {targets}) >/dev/null 2>&1 &"
-    # the shell ends at once and leaves the sleeper to nobody, who needs nobody to be reaped
+    # the shell ends at once, so that init adopts the sleeper, and reaps it
     limit_s = DEFAULT_LIMITS.fault_order_timeout_s
     command = ["/bin/sh", "-c", script]
     subprocess.run(command, stdin=subprocess.DEVNULL, start_new_session=True, timeout=limit_s, check=False)

@@ -1,7 +1,7 @@
 """The head: one actor system, the register of nodes, and the jobs.
 
 Head.start ─▶ transport ─▶ system ─▶ nodes · node agent, unless it lives elsewhere ─▶ control server
-Head.run (wait for it), Head.launch (do not) ─▶ JobRun (job_run.py)
+Head.launch ─▶ JobRun (job_run.py), followed to its end
 Head.begin_services ─▶ a supervised process each (services.py), places for jobs (admission.py)
 Head.stop ─▶ jobs ─▶ services ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -23,29 +22,27 @@ from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
 from actors.protocol.batches import Progress, QueryProgress
 from actors.protocol.who_may_send import guard_for
-from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
 from configs.services import ServicesConfig
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
 from supervisors.faults.process_faults import faults_of
-from supervisors.head.admission import Admission
 from supervisors.head.head_keys import load_head_keys
 from supervisors.head.job_register import JobRegister
 from supervisors.head.operations import Operations
-from supervisors.head.service_register import ServiceRegister
-from supervisors.head.services import Services
-from supervisors.head.slot_shares import SlotShares
-from supervisors.jobs.job_news import OnProgress
 from supervisors.jobs.job_run import FormerLife, JobRun
-from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
-from supervisors.machine.nodes import Nodes
 from supervisors.machine.run_directory import DirectoryLock
-from supervisors.nemesis.fault_schedule import FaultSchedule
+from supervisors.machine.runtime_directory import remove_runtime_directory
+from supervisors.nemesis.fault_schedule import FaultSchedule, JobFaults
 from supervisors.nemesis.nemesis import Nemesis
+from supervisors.pool.slot_shares import WHOLE, PoolShare, SlotShares
+from supervisors.sharing.admission import Admission
+from supervisors.sharing.service_register import ServiceRegister
+from supervisors.sharing.services import Services
 from transport.address import ActorAddress
 from transport.errors import HeadraceError
 from transport.zmq.own_keys import directory_or_own
@@ -53,11 +50,11 @@ from transport.zmq.own_keys import directory_or_own
 log = structlog.get_logger("headrace.head")
 
 _NOT_GENERATED: Final = ("queued", "assigned", "streaming")
-"""States of samples that a rollout worker has still to work for."""
+"""States of samples that are not fully generated yet."""
 
 
 class Head:
-    """A head runs jobs: create it, ``start`` it, ``run`` or ``launch`` jobs, ``stop`` it."""
+    """A head runs jobs: create it, ``start`` it, ``launch`` jobs, ``stop`` it."""
 
     def __init__(
         self,
@@ -74,8 +71,8 @@ class Head:
     ) -> None:
         """Args:
         agent: this machine's node agent, if another process hosts it (``machine_process.py``); then ``listen`` is
-            needed, and is the same in every life of this head. None: it lives here.
-        allow_functions: prefixes of the functions that jobs may name which come over the control socket; None: any.
+            needed, and is the same in every life of this head. None: this process hosts it.
+        allow_functions: prefixes of the functions that jobs from the control socket may name; None: any.
         services_dir: where the training services have their files; None: in ``run_root``.
         """
         self.machine = machine
@@ -86,7 +83,7 @@ class Head:
         self.register = JobRegister(run_root, owner)
         self.jobs: dict[str, JobRun] = {}
         self.nemeses: dict[str, Nemesis] = {}
-        """Nemeses by job, for as long as its processes are there."""
+        """Nemeses by job, each for as long as the job's processes are there."""
         self._keys_directory = directory_or_own(keys, listen or "", "nodes")
         self._control_keys = control_keys
         self._keys = load_head_keys(self._keys_directory, control_keys)
@@ -104,10 +101,10 @@ class Head:
         self.system: ActorSystem
         self._control: ControlServer | None = None
         self._followers: dict[str, asyncio.Task[dict[str, Any]]] = {}
-        """Tasks by job, until its tree is down."""
+        """Tasks that follow a job, by its name, until its tree is down."""
         self._listeners: list[Callable[[JobRun], None]] = []
         self._interrupted = asyncio.Event()
-        self._shares = SlotShares(limits)
+        self._shares = SlotShares(limits, lambda place: self.nodes.owner_of(place.removeprefix("rollout-")))
         self._moves: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -123,7 +120,7 @@ class Head:
         self.nodes.add_local("head", agent, self.machine.slots, self.machine.devices.ids)
 
     async def begin_services(self, rules: ServicesConfig | None, *, former: bool) -> None:
-        """Start the services of ``rules``; after a ``former`` life take over those that it had."""
+        """Start the services of ``rules``; after a ``former`` life of this head, take over those that it had."""
         self.services.open(self.system, adopting=former)
         if former and self.service_register.read():
             self.admission.go_on()
@@ -145,7 +142,7 @@ class Head:
                 run.say(news)
 
     def _move_trainer(self, job: str) -> None:
-        """Beside everything else; its next life tells the service where it was that it has left."""
+        """Move the trainer of ``job`` in the background, and decide about places anew once it has moved."""
         task = asyncio.create_task(self._moving(job), name=f"move the trainer of {job}")
         self._moves.add(task)
         task.add_done_callback(self._moved)
@@ -171,7 +168,7 @@ class Head:
 
     @property
     def endpoint(self) -> str:
-        """Where nodes join."""
+        """Endpoint where nodes join."""
         return self.system.endpoint
 
     async def serve_control(self, endpoint: str) -> str:
@@ -184,59 +181,67 @@ class Head:
         self._control = server
         return server.endpoint
 
-    async def run(
+    def launch(
         self,
         job: JobConfig,
         run_dir: Path,
-        interrupted: asyncio.Event,
-        *,
-        on_progress: OnProgress | None = None,
-        faults: FaultPlan | None = None,
         former: FormerLife | None = None,
-    ) -> dict[str, Any]:
-        """Run a job to its end and return its summary; a job that could not be started is ``failed`` in it.
+        *,
+        alone: bool = False,
+        faults: JobFaults | None = None,
+        machines: str = "",
+    ) -> asyncio.Task[dict[str, Any]]:
+        """Start a job and follow it to its end, without waiting for either. It is noted for a next life of this head.
 
-        With ``former`` it goes on with what a head before this one has left running. With ``faults`` the summary says
-        under that key how many strikes were injected, failed and skipped.
-        """
-        run = self._begin(job, run_dir, former, on_progress)
-        return await self._follow(run, interrupted, faults)
+        Returns a task whose result is the job's summary; a job that could not be started is ``failed`` there.
 
-    def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> asyncio.Task[dict[str, Any]]:
-        """Start a job and follow it to its end, without waiting for either. Noted for a next life of this head.
-
-        Returns what will have its summary.
+        Args:
+            former: what is known of the head before this one, if that has begun with the job.
+            alone: the head is for this job only: the directory is locked already, and nothing is shared or noted.
+            faults: faults to inject; ``faults`` in the summary counts strikes injected, failed and skipped.
+            machines: beginning of the names of nodes that are this job's alone; empty: there are none.
 
         Raises:
             DirectoryInUse: another run lives in that directory.
-            OSError: it cannot be noted, and nothing has begun.
+            OSError: the job cannot be noted, and nothing has begun.
         """
+        lock = None if alone else self._lock(run_dir)
+        if machines:
+            self.nodes.reserve(machines, job.name)
+        share = WHOLE if alone else self._shares.of(job.name, lambda: self._samples_left(job.name))
+        run = self._begin(job, run_dir, former, share, machines)
+        task = asyncio.create_task(self._follow(run, faults), name=f"job {job.name}")
+        self._followers[job.name] = task
+        task.add_done_callback(lambda _: self._forget(job.name, lock, task))
+        return task
+
+    def _lock(self, run_dir: Path) -> DirectoryLock:
         lock = self.machine.lock(run_dir, os.getpid() if self._agent is None else os.getppid())
         try:
             self.register.add(run_dir)
         except OSError:
             lock.release()
             raise
-        run = self._begin(job, run_dir, former, share=self._shares.of(job.name, lambda: self._samples_left(job.name)))
-        task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
-        self._followers[job.name] = task
-        task.add_done_callback(lambda _: self._forget(job.name, lock, task))
-        return task
+        return lock
 
-    def _forget(self, job: str, lock: DirectoryLock, task: asyncio.Task[dict[str, Any]]) -> None:
-        """A launched job has ended, and its tree is down unless taking it down has failed."""
-        lock.release()
+    def _forget(self, job: str, lock: DirectoryLock | None, task: asyncio.Task[dict[str, Any]]) -> None:
+        """Forget a launched job that has ended; its tree is down unless taking it down has failed."""
         if self._followers.get(job) is task:
             del self._followers[job]
-        try:
-            self.register.remove(lock.run_dir)
-        except OSError as error:
-            log.exception("a next life of this head may begin again with a job that is over", job=job, why=str(error))
+        if lock is not None:
+            lock.release()
+            self._strike_out(job, lock.run_dir)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a job was not taken down in good order", job=job, exc_info=error)
 
+    def _strike_out(self, job: str, run_dir: Path) -> None:
+        try:
+            self.register.remove(run_dir)
+        except OSError as error:
+            log.exception("a next life of this head may begin again with a job that is over", job=job, why=str(error))
+
     async def name_is_free(self, job: str) -> bool:
-        """Wait for the tree of the launched job of that name, whose actors bear it; False: it takes too long."""
+        """Wait until a launched job of that name is down, since its actors use the name; False: it takes too long."""
         if (task := self._followers.get(job)) is None:
             return True
         with contextlib.suppress(TimeoutError):
@@ -245,23 +250,17 @@ class Head:
         return task.done()
 
     async def _samples_left(self, job: str) -> float:
-        """Samples of the steps that are open which are not generated yet."""
+        """Number of samples of open steps that are not generated yet."""
         scheduler = self.system.ref(self.system.address(f"scheduler.{job}"))
         states = (await scheduler.ask(QueryProgress(job=job), Progress)).states
         return float(sum(states.get(state, 0) for state in _NOT_GENERATED))
 
     def _begin(
-        self,
-        job: JobConfig,
-        run_dir: Path,
-        former: FormerLife | None,
-        on_progress: OnProgress | None = None,
-        *,
-        share: PoolShare = WHOLE,
+        self, job: JobConfig, run_dir: Path, former: FormerLife | None, share: PoolShare, machines: str
     ) -> JobRun:
         run = self.jobs[job.name] = JobRun(
             self.system, self.nodes, job, run_dir,
-            on_progress=on_progress, machine=self.machine, former=former, places=self.admission, share=share,
+            machine=self.machine, former=former, places=self.admission, share=share, machines=machines,
         )  # fmt: skip
         if job.trainer.service is not None:
             self.admission.submitted(job.name)
@@ -271,19 +270,19 @@ class Head:
         return run
 
     def subscribe(self, listener: Callable[[JobRun], None]) -> Callable[[], None]:
-        """Hear of every job from now on, before it says anything; returns how to stop."""
+        """Call ``listener`` with each new job from now on, before it says anything; returns what ends that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
+    async def _follow(self, run: JobRun, faults: JobFaults | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {}
         try:
             nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
-            if await run.start(interrupted):
-                told = await self._wait(run, interrupted, nemesis, faults)
+            if await run.start(self._interrupted):
+                told = await self._wait(run, nemesis, faults)
         except (HeadraceError, TimeoutError, OSError) as error:
             run.fail(str(error) or repr(error))
-        except Exception as error:  # noqa: BLE001  a head that fell over it would fall over it again in each life
+        except Exception as error:  # noqa: BLE001  a head that crashed here would crash again in each life
             self._unforeseen(run, error)
         finally:
             if (nemesis := self.nemeses.pop(run.job.name, None)) is not None:
@@ -292,21 +291,19 @@ class Head:
         return run.summary() | told
 
     def _unforeseen(self, run: JobRun, error: Exception) -> None:
-        """Something that nobody has thought of ends this job, not the others."""
+        """Let an unexpected error end this job, not the others."""
         log.error("the run of a job failed", job=run.job.name, exc_info=error)
         run.fail(repr(error))
 
-    async def _wait(
-        self, run: JobRun, interrupted: asyncio.Event, nemesis: Nemesis, faults: FaultPlan | None
-    ) -> dict[str, Any]:
-        """Until the job is over; with a plan, what has become of its faults."""
+    async def _wait(self, run: JobRun, nemesis: Nemesis, faults: JobFaults | None) -> dict[str, Any]:
+        """Wait until the job is over; returns what has become of its ``faults``, if it has any."""
         if faults is None:
-            await run.wait(interrupted)
+            await run.wait(self._interrupted)
             return {}
         schedule = FaultSchedule(nemesis, run, faults, continued=run.continued)
         schedule.start()
         try:
-            await run.wait(interrupted)
+            await run.wait(self._interrupted)
         finally:
             told = schedule.stop()
         return {"faults": told}
@@ -331,4 +328,4 @@ class Head:
             self._control = None
         await self.system.stop()
         if self._runtime is not None:
-            shutil.rmtree(self._runtime, ignore_errors=True)
+            remove_runtime_directory(self._runtime)

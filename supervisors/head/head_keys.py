@@ -50,9 +50,9 @@ def check_sockets(keys: HeadKeys, *, listen: str | None, control: str | None) ->
 
     Raises:
         InsecureBind: an endpoint is open to other machines, and there are no keys for it; says what to do.
-        ValueError: an endpoint is none.
+        ValueError: an endpoint is malformed.
     """
-    if listen is not None and not listen.startswith("ipc://"):  # a directory is made only to listen in it
+    if listen is not None and not listen.startswith("ipc://"):  # for ipc it would make the directory
         lane_binds(listen, secure=keys.nodes is not None)
     if control is not None:
         check_bind(control, keys.control)

@@ -19,50 +19,66 @@ _NOBODY = ActorAddress("", PeerId("", 0))
 Plain = str | int | float | bool | None
 
 
+class FormerJob(msgspec.Struct):
+    """What a next life of the head has to know of one job, as earlier lives have said it."""
+
+    step: int = 0
+    restarts: int = 0
+    workers: int = 0
+    """Rollout workers that were wanted last; 0: as the job file says."""
+    functions: str = ""
+    """Book of its functions (``providers/function_book.py``); empty: it has none."""
+    begun: bool = False
+    """True once the actors of the job's core ran."""
+
+
 class Former(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what the machine process knows of earlier lives of the head; see ``job_run.FormerLife``."""
+    """What the machine process knows of earlier lives of the head; see ``job_run.FormerLife``."""
 
     ended: str
     restarts: int
-    workers: int
-    functions: str = ""
-    """Book of the one job's functions (``providers/function_book.py``); empty: it has none."""
-    begun: bool = False
-    """True if one of them has said that the core of the one job stands."""
-    begun_jobs: tuple[str, ...] = ()
-    """Jobs of several whose core stood in one of them."""
+    """Restarts of the head."""
+    jobs: dict[str, FormerJob] = {}
+
+
+class JobOrder(msgspec.Struct, frozen=True):
+    """A job that the head runs to its end."""
+
+    job: str
+    """The job as JSON."""
+    run_dir: str
+    machines: str = ""
+    """Beginning of the names of the machines that are this job's alone: those of its provider, beside other jobs."""
 
 
 class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order is all that a life of the head is told, as JSON on its standard input."""
+    """All that a life of the head is told, as JSON on its standard input."""
 
     life: int = 1
     """Number of the life, from 1."""
     run_root: str
+    """Directory in which submitted jobs get their run directories."""
+    directory: str
+    """Directory of the head's own files: its endpoint, its services. A job with this run directory is alone in it."""
     listen: str = ""
-    """Endpoint, the same in every life; only in the first its port may be a wildcard."""
+    """Endpoint where nodes join, the same in every life."""
     control: str = ""
     log: str
     agent: ActorAddress = _NOBODY
     """This machine's node agent."""
     keeper: ActorAddress = _NOBODY
-    """Actor that is told how it goes."""
+    """Actor of the machine process that hears the head."""
     limits: str = ""
     """``Limits`` as JSON."""
     keys: str = ""
     control_keys: str = ""
-    job: str = ""
-    """The one job to run, as JSON; empty, and no ``run_dirs``: serve jobs that come over the control socket."""
-    run_dir: str = ""
-    run_dirs: tuple[str, ...] = ()
-    """Run directories of several jobs, each with its job.yaml, which are run to their ends; then the head ends."""
+    jobs: tuple[JobOrder, ...] | None = None
+    """Jobs after whose ends the head ends; None: it serves jobs from the control socket until a signal."""
     services: str = ""
     """A services file as JSON, for the first life; empty: none."""
-    services_dir: str = ""
-    """Directory in which the services have their files; empty: ``run_root``."""
     resume: bool = False
     faults: str = ""
-    """A fault plan as JSON."""
+    """A fault plan for ``jobs``, as JSON."""
     allow_functions: tuple[str, ...] | None = None
     """Prefixes of the functions that submitted jobs may name; None: any."""
     devices: tuple[str, ...] = ()
@@ -75,14 +91,14 @@ class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def decode(data: bytes) -> HeadOrder:
         """Raises:
-        msgspec.DecodeError: a bug of whoever started the process.
+        msgspec.DecodeError: the data is no order: a bug of the machine process.
         """
         return msgspec.json.decode(data, type=HeadOrder)
 
 
 @message("head.ready")
 class HeadReady(Message):
-    """Told: it listens, and so does its control socket."""
+    """Told: the head listens, and so does its control socket."""
 
     life: int
     endpoint: str
@@ -91,16 +107,16 @@ class HeadReady(Message):
 
 @message("head.beacon")
 class HeadBeacon(Message):
-    """Told every ``limits.beacon_interval_s``: its event loop turns."""
+    """Told every ``limits.beacon_interval_s``: the head's event loop turns."""
 
     life: int
     nodes: tuple[str, ...] = ()
-    """Names of the other machines that it has."""
+    """Names of the nodes that have joined."""
 
 
 @message("head.progress")
 class HeadProgress(Message):
-    """Told: one map for the terminal, as ``live_view.py`` takes it; with ``of_job``, as ``job_lines.py`` does."""
+    """Told: one map for the terminal, as ``live_view.py`` takes it. Its ``of_job`` names the job."""
 
     life: int
     fields: dict[str, Plain]
@@ -108,11 +124,11 @@ class HeadProgress(Message):
 
 @message("head.ended")
 class HeadEnded(Message):
-    """Ask: its work is done. Answered with HeadHeard."""
+    """Ask: the head's work is done. Answered with HeadHeard."""
 
     life: int
     summary: dict[str, Any]
-    """Summary of the one job; of several: each one's by its name; of a head that serves: empty."""
+    """Summary of each job by its name; of a head that serves: empty."""
 
 
 @message("head.heard")

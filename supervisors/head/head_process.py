@@ -1,13 +1,12 @@
 """The inside of the head's process: from exec to the end of its work. Started by ``machine_process.py``, and again.
 
-    stdin ─▶ HeadOrder ─▶ Head.start ─▶ control socket ─▶ HeadReady ─┬─ one job: run it ─▶ HeadEnded(summary) ─▶ exit 0
-                                                                     ├─ several: run them ─▶ HeadEnded ─▶ exit 0
-                                                                     └─ serve jobs until a signal ─▶ HeadEnded ─▶ exit 0
+    stdin ─▶ HeadOrder ─▶ Head.start ─▶ control socket ─▶ HeadReady ─┬─ run jobs to their ends ────┬─▶ HeadEnded
+                                                                     └─ serve jobs until a signal ─┘   ─▶ exit 0
 
 Invariants
 - The process ends with its parent (``parent_death``). The error that ends it is its exit note, and its last line on
   stderr.
-- Nothing of it is needed by a next life but the run directory: the journal, the model, the metrics.
+- A next life needs nothing of this one but the run directory: the journal, the model, the metrics.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import structlog
@@ -32,33 +31,43 @@ from actors.core.context import named_rng
 from actors.core.errors import AskError
 from actors.core.patience import RETRYABLE, Patience
 from actors.core.reason import reason_of
+from actors.core.strict_json import strict_json
 from actors.host.parent_death import die_with_parent
+from actors.host.whole_file import write_whole
 from configs.errors import ConfigError
 from configs.fault_plan import FaultPlan
 from configs.limits import Limits
-from configs.loader import load_job
+from configs.loader import read_job
+from configs.run_files import JOB_FILE, JOURNAL, SUMMARY
 from configs.schema import JobConfig
 from configs.services import ServicesConfig
 from supervisors.head.head import Head
-from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
+from supervisors.head.head_messages import (
+    FormerJob,
+    HeadBeacon,
+    HeadEnded,
+    HeadHeard,
+    HeadOrder,
+    HeadProgress,
+    HeadReady,
+    JobOrder,
+)
 from supervisors.jobs.job_run import FormerLife, JobRun
-from supervisors.machine import exit_note
 from supervisors.machine.devices import Devices
-from supervisors.machine.logs import log_to_file, new_loop
-from supervisors.machine.machine import JOURNAL, LocalMachine
-from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED
+from supervisors.machine.machine import LocalMachine
+from supervisors.machine.processes import exit_note
+from supervisors.machine.processes.logs import log_to_file, new_loop
+from supervisors.machine.processes.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED
+from supervisors.nemesis.fault_schedule import faults_of
 from transport.errors import HeadraceError
 
 log = structlog.get_logger("headrace.head")
-
-SUMMARY: Final = "summary.json"
-"""File of a run directory with the summary of a job that was run beside others and is over."""
 
 
 def run_head_process() -> None:
     """Be the head; what ``main.py lead`` calls. Does not return."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready, and told so, nobody has anything to interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # before it is ready there is nothing to interrupt
     note = exit_note.take_pipe()
     code = EXIT_CRASHED
     try:
@@ -88,7 +97,7 @@ async def _main(order: HeadOrder, last_words: Callable[[BaseException], None]) -
         machine=LocalMachine(Devices(order.devices)),
         agent=order.agent,
         allow_functions=order.allow_functions,
-        services_dir=Path(order.services_dir) if order.services_dir else None,
+        services_dir=Path(order.directory),
     )
     try:
         async with interruptible() as interrupted:
@@ -100,8 +109,8 @@ async def _main(order: HeadOrder, last_words: Callable[[BaseException], None]) -
                 log.exception("the head could not start")
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
                 return EXIT_START_FAILED
-            store_endpoint(Path(order.run_dir or order.run_root), for_this_machine(control))
-            gc.freeze()  # imports are for ever: a collection that goes through them keeps everybody waiting for 35 ms
+            store_endpoint(Path(order.directory), for_this_machine(control))
+            gc.freeze()  # imported objects live forever: a collection that goes through them stops the loop for 35 ms
             return await lead(head, order, control, interrupted)
     finally:
         await head.stop()
@@ -113,92 +122,83 @@ async def lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.
     reporter.ready(control)
     beacons = asyncio.create_task(reporter.beacons(), name="beacons")
     try:
-        summary: dict[str, Any] = {}
         rules = ServicesConfig.model_validate_json(order.services) if order.services else None
         await head.begin_services(rules, former=order.former is not None)
-        if order.job:
-            summary = await _run(head, order, interrupted, reporter)
-        elif order.run_dirs:
-            head.subscribe(reporter.follow)
-            summary = await run_several(head, order, interrupted)
-            for said in head.admission.sentences():
-                reporter.progress({"message": said})
+        head.subscribe(reporter.follow)
+        summaries: dict[str, Any] = {}
+        if order.jobs is not None:
+            summaries = await run_jobs(head, order, order.jobs, interrupted, reporter)
         else:
-            head.subscribe(reporter.follow)
-            _launch_again(head, order)
+            launch_again(head, order, reporter)
             await interrupted.wait()
             await head.interrupt_jobs()
-        await reporter.ended(summary)
+        await reporter.ended(summaries)
     finally:
         beacons.cancel()
     return EXIT_OK
 
 
-async def _run(head: Head, order: HeadOrder, interrupted: asyncio.Event, reporter: Reporter) -> dict[str, Any]:
-    job = JobConfig.model_validate_json(order.job)
-    head.admission.keep_only({job.name})
-    return await head.run(
-        job,
-        Path(order.run_dir),
-        interrupted,
-        on_progress=reporter.progress,
-        faults=FaultPlan.model_validate_json(order.faults) if order.faults else None,
-        former=former_life(order, Path(order.run_dir)),
-    )
+def former_life(order: HeadOrder, run_dir: Path, job: str) -> FormerLife | None:
+    """What is known of the former head of ``job``; None if no former head started its core, and so none a process.
 
-
-def former_life(order: HeadOrder, run_dir: Path, job: str = "") -> FormerLife | None:
-    """None also for a run whose former heads did not get as far as its core: then they started no process.
-
-    Where there is no journal none of them did. In a run that was resumed there is one of before, which says nothing of
-    these lives: it may end with the order to stop that this run is to go on after (``Scheduler``: ``resumed``). Then
-    what counts is what they have said. ``job``: which one of several.
+    Without a journal none did. A resumed run has a journal from before these lives, which says nothing of them: it may
+    end with the order to stop after which this run goes on (``Scheduler``: ``resumed``). ``FormerJob.begun`` decides.
     """
     former = order.former
     if former is None or not (run_dir / JOURNAL).exists():
         return None
-    if order.resume and not (job in former.begun_jobs if job else former.begun):
+    known = former.jobs.get(job, FormerJob(restarts=former.restarts))
+    if order.resume and not known.begun:
         return None
-    return FormerLife(former.ended, former.restarts, former.workers, former.functions)
+    return FormerLife(former.ended, known.restarts, known.workers, known.functions)
 
 
-def _launch_again(head: Head, order: HeadOrder) -> None:
-    """Go on with the jobs of the life before this one."""
+def launch_again(head: Head, order: HeadOrder, reporter: Reporter) -> None:
+    """Go on with the jobs of the life before this one, and tell people of those with which it cannot."""
     for run_dir in head.register.read():
         try:
-            head.launch(load_job(run_dir / "job.yaml", []), run_dir, former_life(order, run_dir))
+            job = read_job(run_dir / JOB_FILE)  # checked when it was submitted, and its processes run already
+            head.launch(job, run_dir, former_life(order, run_dir, job.name))
         except (HeadraceError, ConfigError, OSError) as error:
             log.exception("a job is not gone on with", run_dir=str(run_dir), why=str(error))
+            said = f"the restarted head cannot go on with {run_dir}: {error}; headrace run --resume {run_dir} may"
+            reporter.progress({"message": said})
     head.admission.keep_only(set(head.jobs))
 
 
-async def run_several(head: Head, order: HeadOrder, interrupted: asyncio.Event) -> dict[str, Any]:
-    """Run the jobs of ``order.run_dirs`` side by side; the summary of each by its name.
+async def run_jobs(
+    head: Head, order: HeadOrder, orders: Sequence[JobOrder], interrupted: asyncio.Event, reporter: Reporter
+) -> dict[str, Any]:
+    """Run jobs side by side to their ends; the summary of each by its name.
 
-    That of a job that is over is kept in its directory: a next life of the head does not begin with it again.
+    The summary of a job that is over is kept in its directory, so that a next life of the head does not run it again. A
+    job that is alone in the head's own directory needs no such file, and no lock beside the command's.
     """
-    loaded: dict[str, tuple[JobConfig, Path]] = {}
-    summaries: dict[str, Any] = {}
-    for directory in order.run_dirs:
-        run_dir = Path(directory)
-        job = load_job(run_dir / "job.yaml", [])
-        if order.former is not None and (run_dir / SUMMARY).exists():
-            summaries[job.name] = json.loads((run_dir / SUMMARY).read_text("utf-8"))
-        else:
-            loaded[job.name] = (job, run_dir)
-            summaries[job.name] = {}
-    head.admission.keep_only(set(loaded))
+    alone = [one.run_dir for one in orders] == [order.directory]
+    jobs = {JobConfig.model_validate_json(one.job).name: one for one in orders}
+    summaries: dict[str, Any] = {name: {} if alone else _summary_of(one, order) for name, one in jobs.items()}
+    left = {name: one for name, one in jobs.items() if not summaries[name]}
+    for name in jobs.keys() - left.keys():  # the life that saw the job's end may have died before it said so
+        reporter.progress({"of_job": name, "processes": "gone"})
+    head.admission.keep_only(set(left))
+    plan = FaultPlan.model_validate_json(order.faults) if order.faults else None
 
-    async def run_one(job: JobConfig, run_dir: Path) -> None:
+    async def run_one(name: str, one: JobOrder) -> None:
+        job, run_dir = JobConfig.model_validate_json(one.job), Path(one.run_dir)
+        faults = faults_of(plan, name, list(jobs)) if plan is not None else None
         try:
-            ended = head.launch(job, run_dir, former_life(order, run_dir, job.name))
-            summary = await asyncio.shield(ended)
+            former = former_life(order, run_dir, name)
+            task = head.launch(job, run_dir, former, alone=alone, faults=faults, machines=one.machines)
+            summary = await asyncio.shield(task)
         except (HeadraceError, OSError) as error:
-            summary = {"job": job.name, "steps": 0, "state": "failed", "error": str(error) or repr(error)}
-        summaries[job.name] = summary = _plain(summary)
-        partial = run_dir / f"{SUMMARY}.partial"
-        partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        partial.replace(run_dir / SUMMARY)
+            run = head.jobs.get(name)  # None: it has not begun
+            known: dict[str, Any] = {"job": name, "steps": 0} if run is None else run.summary()
+            over = run is not None and run.state.over  # then its result stands, whatever failed after it
+            summary = known if over else known | {"state": "failed", "error": str(error) or repr(error)}
+        summaries[name] = _plain(summary)
+        if not alone:
+            _keep_summary(run_dir, summaries[name])
+        reporter.progress({"of_job": name, "processes": "gone"})
 
     async def obey() -> None:
         await interrupted.wait()
@@ -207,15 +207,27 @@ async def run_several(head: Head, order: HeadOrder, interrupted: asyncio.Event) 
     watcher = asyncio.create_task(obey(), name="interrupt all jobs")
     try:
         async with asyncio.TaskGroup() as group:
-            for job, run_dir in loaded.values():
-                group.create_task(run_one(job, run_dir), name=f"run {job.name}")
+            for name, one in left.items():
+                group.create_task(run_one(name, one), name=f"run {name}")
     finally:
         watcher.cancel()
+    for said in () if alone else head.admission.sentences():
+        reporter.progress({"message": said})
     return summaries
 
 
+def _summary_of(one: JobOrder, order: HeadOrder) -> dict[str, Any]:
+    """Summary of a job that was over before this life of the head; empty: it was not."""
+    path = Path(one.run_dir) / SUMMARY
+    return json.loads(path.read_text("utf-8")) if order.former is not None and path.exists() else {}
+
+
+def _keep_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
+    write_whole(run_dir / SUMMARY, strict_json(summary, indent=1) + "\n")
+
+
 class Reporter:
-    """Speaks to the machine process."""
+    """Tells the machine process what becomes of the head and its jobs."""
 
     def __init__(self, head: Head, order: HeadOrder) -> None:
         self._keeper = head.system.ref(order.keeper)
@@ -228,7 +240,7 @@ class Reporter:
         self._keeper.tell(HeadReady(life=self._life, endpoint=self._endpoint, control=control))
 
     def follow(self, run: JobRun) -> None:
-        """Tell what becomes of one of the head's jobs, under its name."""
+        """Pass on what a job says, with the job's name."""
         job = run.job.name
         run.subscribe(lambda fields: self.progress({"of_job": job, **fields}))
 
@@ -236,17 +248,17 @@ class Reporter:
         self._keeper.tell(HeadProgress(life=self._life, fields=_plain(fields)))
 
     async def beacons(self) -> None:
-        """Until cancelled."""
+        """Send beacons until cancelled."""
         while True:
             await asyncio.sleep(self._limits.beacon_interval_s)
             nodes = tuple(sorted(node.name for node in self._nodes.present if not node.local))
             self._keeper.tell(HeadBeacon(life=self._life, nodes=nodes))
 
     async def ended(self, summary: Mapping[str, Any]) -> None:
-        """Say it again while the link is down: it comes back, or the machine process takes this one for hung.
+        """Say that the work is done, again and again while the link is down, for up to ``limits.link_grace_s``.
 
         Raises:
-            AskError: the machine process does not answer, so it will not outlive this one.
+            AskError: the machine process does not answer.
         """
         news = HeadEnded(life=self._life, summary=_plain(summary))
         patience = Patience(self._limits, named_rng(self._life, "head ended"), self._limits.link_grace_s)
@@ -261,7 +273,7 @@ class Reporter:
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Enums, paths and numbers of other libraries as what they are on the wire."""
+    """Enums, paths and numbers of other libraries as the plain values that the wire carries."""
     return msgspec.convert(msgspec.to_builtins(dict(fields), enc_hook=str), dict[str, Any])
 
 

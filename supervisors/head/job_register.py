@@ -1,47 +1,46 @@
-"""Which submitted jobs a head runs, in a file that its next life reads.
+"""The list of submitted jobs that a head runs, in a file that its next life reads.
 
-launch ─▶ add ─▶ head.jobs.json ─▶ a head that was started again launches them all, with what still runs of each
+launch ─▶ add ─▶ head.jobs.json ─▶ a restarted head launches them all, taking over the processes that still run
 end    ─▶ remove
 
-What heads of another machine process have left there, of an earlier run, counts as nothing.
+Entries that the heads of another machine process wrote, in an earlier run, are ignored.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import structlog
 
-log = structlog.get_logger("headrace.head")
+from actors.host.whole_file import write_whole
+from configs.run_files import HEAD_JOBS
 
-FILE: Final = "head.jobs.json"
-"""File name, in the directory that holds the run directories."""
+log = structlog.get_logger("headrace.head")
 
 
 class _Recorded(msgspec.Struct):
-    """It is what the file holds."""
+    """The file holds this, as JSON."""
 
     owner: str
     run_dirs: list[str]
 
 
 class JobRegister:
-    """A job register keeps run directories, in order of submission. ``owner``: the machine process of its heads."""
+    """The register lists run directories in order of submission. ``owner``: the machine process that starts heads."""
 
     def __init__(self, run_root: Path, owner: str = "") -> None:
-        self._path = run_root / FILE
+        self._path = run_root / HEAD_JOBS
         self._owner = owner
 
     def read(self) -> list[Path]:
-        """Those of the jobs that are not over."""
+        """Run directories of the jobs that are not over."""
         try:
             recorded = msgspec.json.decode(self._path.read_bytes(), type=_Recorded)
         except FileNotFoundError:
             return []
-        except msgspec.DecodeError as error:  # of a version before this one, or cut short by a power failure
-            log.warning("the register of jobs counts as nothing", file=str(self._path), error=str(error))
+        except msgspec.DecodeError as error:  # written by an older version, or cut short by a power failure
+            log.warning("the register of jobs is ignored", file=str(self._path), error=str(error))
             return []
         return [Path(name) for name in recorded.run_dirs] if recorded.owner == self._owner else []
 
@@ -49,7 +48,7 @@ class JobRegister:
         self._write([*self.read(), run_dir])
 
     def remove(self, run_dir: Path) -> None:
-        """On a full disk too: there the file is written over, padded to the length that it has.
+        """Remove a job, also on a full disk: there the file is overwritten in place, padded to its present length.
 
         Raises:
             OSError: not even that can be written.
@@ -62,9 +61,7 @@ class JobRegister:
                 file.write(self._encoded(left).ljust(self._path.stat().st_size))
 
     def _write(self, run_dirs: list[Path]) -> None:
-        partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_bytes(self._encoded(run_dirs))
-        partial.replace(self._path)
+        write_whole(self._path, self._encoded(run_dirs))
 
     def _encoded(self, run_dirs: list[Path]) -> bytes:
         return msgspec.json.encode(_Recorded(self._owner, [str(run_dir) for run_dir in dict.fromkeys(run_dirs)]))

@@ -8,7 +8,7 @@
 
 Invariants
 - Role processes are children of this process: they outlive the head, and end with this one (``parent_death``).
-- One life of the head at a time; what an earlier one still says is not heard.
+- The head has one life at a time; what an earlier one still says is ignored.
 - Every life listens at the same endpoints. The next one finds its work in the run directory, and its processes at the
   node agents.
 - An interruption outlives the head: a life that comes after it is told at once.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -40,6 +39,7 @@ from supervisors.faults.process_faults import faults_of
 from supervisors.head.head_keys import load_head_keys
 from supervisors.head.head_messages import (
     Former,
+    FormerJob,
     HeadBeacon,
     HeadEnded,
     HeadHeard,
@@ -48,11 +48,12 @@ from supervisors.head.head_messages import (
     HeadReady,
 )
 from supervisors.jobs.job_news import OnProgress
-from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
 from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
+from supervisors.machine.membership.failure_detector import DetectorLimits, FailureDetector, Health
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
-from supervisors.machine.process import EXIT_START_FAILED, Child, Launch, ProcessExit, head_command
-from supervisors.machine.process_log import last_lines
+from supervisors.machine.processes.process import EXIT_START_FAILED, Child, Launch, ProcessExit, head_command
+from supervisors.machine.processes.process_log import last_lines
+from supervisors.machine.runtime_directory import remove_runtime_directory
 from supervisors.tree.errors import HeadGaveUp
 from supervisors.tree.judgement import Judge
 from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, RestartBudget
@@ -61,7 +62,7 @@ from transport.zmq.own_keys import directory_or_own
 log = structlog.get_logger("headrace.machine")
 
 OnReady = Callable[[HeadReady], None]
-"""Callback that is told of the endpoints of each life."""
+"""Callback that is told the endpoints of each life."""
 
 PEER: Final = "machine"
 """Peer name of this process; the head's is ``head``."""
@@ -70,7 +71,7 @@ _PORTS: Final = 3
 
 
 class HeadKeeper(Actor):
-    """Hears the head, in its present life only."""
+    """Hears the present life of the head, and keeps what a next one has to know."""
 
     def __init__(self, on_progress: OnProgress, on_ready: OnReady) -> None:
         self._on_progress = on_progress
@@ -80,19 +81,17 @@ class HeadKeeper(Actor):
         self.ready: HeadReady | None = None
         self.summary: dict[str, Any] | None = None
         """Summary that the head has sent at its end."""
-        self.step = self.restarts = self.workers = 0
+        self.jobs: dict[str, FormerJob] = {}
+        self.steps = 0
+        """Number of steps that all jobs have made, in all lives of the head."""
+        self.restarts = 0
+        """Restarts of the head."""
         self.nodes: tuple[str, ...] = ()
-        """Machines that it has, as said last: none is missed while it is away."""
-        self.functions = ""
-        """Book of its job's functions, as said last."""
-        self.begun = False
-        """True once some life has said that the core of its job stands."""
-        self.begun_jobs: set[str] = set()
-        """Jobs of several of which it has."""
+        """Nodes of the head, as it said last; kept while it is being started again."""
         self.became_ready = asyncio.Event()
 
     def expect(self, life: int) -> FailureDetector:
-        """A new life has been started."""
+        """Listen to ``life``, which is about to be started; returns its failure detector."""
         limits = self.ctx.limits
         self.life, self.ready = life, None
         self.became_ready.clear()
@@ -122,17 +121,23 @@ class HeadKeeper(Actor):
     async def head_progress(self, news: HeadProgress) -> None:
         if news.life != self.life:
             return
-        if "of_job" not in news.fields:  # else it is one of many, of which the head keeps a register itself
-            for name in ("step", "restarts", "workers"):
-                value = news.fields.get(name)
-                if isinstance(value, int):
-                    setattr(self, name, value)
-            if isinstance(book := news.fields.get("functions"), str):
-                self.functions = book
-            self.begun = self.begun or news.fields.get("core") == "ready"
-        elif news.fields.get("core") == "ready":
-            self.begun_jobs.add(str(news.fields["of_job"]))
+        if (job := news.fields.get("of_job")) is not None:
+            self._note(str(job), news.fields)
         self._on_progress(news.fields)
+
+    def _note(self, job: str, fields: Mapping[str, Any]) -> None:
+        """Keep what a next life of the head has to know. A job that is starting gets a new record."""
+        if job not in self.jobs or fields.get("state") == "starting":
+            self.jobs[job] = FormerJob(restarts=self.restarts)
+        known = self.jobs[job]
+        if isinstance(step := fields.get("step"), int):
+            self.steps += step > known.step
+            known.step = step
+        known.restarts = _int(fields, "restarts", known.restarts)
+        known.workers = _int(fields, "workers", known.workers)
+        if isinstance(book := fields.get("functions"), str):
+            known.functions = book
+        known.begun = known.begun or fields.get("core") == "ready"
 
     @handles(HeadEnded)
     async def head_ended(self, news: HeadEnded) -> HeadHeard:
@@ -142,7 +147,7 @@ class HeadKeeper(Actor):
 
 
 class MachineProcess:
-    """It keeps a head alive: ``start`` it, ``lead`` a head to the end of its work, ``stop`` it in any case."""
+    """Keeps a head alive: ``start`` it, ``lead`` a head to the end of its work, ``stop`` it in any case."""
 
     def __init__(
         self,
@@ -184,7 +189,7 @@ class MachineProcess:
 
     @property
     def endpoint(self) -> str:
-        """Where every life of the head listens, and nodes of this machine join."""
+        """Endpoint where every life of the head listens, and nodes join."""
         if self._keys is None or not self._listen.startswith("tcp://"):
             return self._listen
         return f"{self._listen}?key={self._keys.public_hex}"
@@ -200,7 +205,7 @@ class MachineProcess:
         return self._runtime
 
     def _own_endpoint(self) -> str:
-        """Beside the head's."""
+        """Endpoint of this process, beside the head's."""
         scheme = self._listen.partition("://")[0]
         if scheme == "tcp":
             return f"{self._listen.rpartition(':')[0]}:*"
@@ -212,7 +217,7 @@ class MachineProcess:
         """Start the head and start it again until it has said that its work is done; returns what it said.
 
         Args:
-            order: for the first life; where to listen, whom to talk to and the later lives are filled in here.
+            order: order of the first life; its addresses, and the orders of later lives, are filled in here.
 
         Raises:
             HeadGaveUp: it could not start, or its restart budget is spent.
@@ -233,7 +238,7 @@ class MachineProcess:
             devices=self._machine.devices.ids,
         )
         while True:
-            began_s, step = loop.time(), self.keeper.step
+            began_s, steps = loop.time(), self.keeper.steps
             end = await self._one_life(order, interrupted)
             if self.keeper.summary is not None:
                 return self.keeper.summary
@@ -241,7 +246,7 @@ class MachineProcess:
             cause = ExitCause.CRASHED if end.cause in (ExitCause.COMPLETED, ExitCause.PREEMPTED) else end.cause
             within = budget.spend(cause, loop.time())
             lived_s = loop.time() - began_s
-            if self.keeper.step > step:
+            if self.keeper.steps > steps:
                 crash_loop.progressed()
             no_loop = crash_loop.ended(cause, lived_s=lived_s)
             self._check(order, end, failed_starts, within=within, no_loop=no_loop)
@@ -268,7 +273,7 @@ class MachineProcess:
                 helper.cancel()
 
     async def _watch_over(self, head: Child, detector: FailureDetector) -> None:
-        """Kill it when it hangs, or when its work is done and it does not end."""
+        """Kill the head when it hangs, or when its work is done and it does not end."""
         loop, done_s = asyncio.get_running_loop(), None
         while True:
             await asyncio.sleep(self._limits.health_check_s)
@@ -285,7 +290,7 @@ class MachineProcess:
                     head.kill(ExitCause.STOPPED)
 
     async def _trim(self, out: Path) -> None:
-        """Keep its file within bounds, as a node agent does for its processes."""
+        """Keep the head's output file within bounds, as a node agent does for its processes."""
         while True:
             await asyncio.sleep(self._limits.log_trim_s)
             with contextlib.suppress(OSError):
@@ -298,7 +303,7 @@ class MachineProcess:
 
     def _check(self, order: HeadOrder, end: ProcessExit, failed_starts: int, *, within: bool, no_loop: bool) -> None:
         """Raises:
-        HeadGaveUp: there is no point in another life.
+        HeadGaveUp: another life would not help.
         """
         lines = last_lines(_output(order), self._limits.exit_log_lines)
         last = "" if end.reason is not None else lines[-1] if lines else ""
@@ -318,8 +323,9 @@ class MachineProcess:
     def _next(self, order: HeadOrder, end: ProcessExit) -> HeadOrder:
         keeper = self.keeper
         keeper.restarts += 1
-        former = Former(ended=str(end), restarts=keeper.restarts, workers=keeper.workers, begun=keeper.begun,
-                        functions=keeper.functions, begun_jobs=tuple(sorted(keeper.begun_jobs)))  # fmt: skip
+        for known in keeper.jobs.values():
+            known.restarts += 1
+        former = Former(ended=str(end), restarts=keeper.restarts, jobs=keeper.jobs)
         return msgspec.structs.replace(order, life=order.life + 1, former=former)
 
     # ------------------------------------------------------------ the end
@@ -334,11 +340,11 @@ class MachineProcess:
                 self._head.kill()
             if self._system is not None:
                 await self._system.stop()
-            shutil.rmtree(self._runtime, ignore_errors=True)
+            remove_runtime_directory(self._runtime)
 
 
 def _output(order: HeadOrder) -> Path:
-    """Stdout and stderr of the head's process."""
+    """File of the stdout and stderr of the head's process."""
     log_path = Path(order.log)
     return log_path.with_name(log_path.stem + "-output.log")
 
@@ -366,6 +372,11 @@ def fixed_listen(listen: str) -> str:
     raise OSError(f"{listen}: no {_PORTS} free ports in a row were found; name a port")
 
 
-def failed_summary(job: str, keeper: HeadKeeper, error: str) -> Mapping[str, Any]:
-    """The summary of a run whose head could not be kept."""
-    return {"job": job, "steps": keeper.step, "restarts": keeper.restarts, "state": "failed", "error": error}
+def failed_summary(job: str, keeper: HeadKeeper, error: str) -> dict[str, Any]:
+    """The summary of a run whose head could not be kept alive."""
+    known = keeper.jobs.get(job, FormerJob(restarts=keeper.restarts))
+    return {"job": job, "steps": known.step, "restarts": known.restarts, "state": "failed", "error": error}
+
+
+def _int(fields: Mapping[str, Any], name: str, otherwise: int) -> int:
+    return value if isinstance(value := fields.get(name), int) else otherwise

@@ -21,6 +21,7 @@ from configs.errors import ConfigError, Problem
 from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
 from configs.names import SHARED
+from configs.run_files import JOB_FILE, LOGS, METRICS
 from configs.services import problems_with
 from supervisors.head.allowed_functions import check_allowed
 from supervisors.head.service_operations import ServiceOperations
@@ -30,8 +31,8 @@ from supervisors.jobs.device_needs import device_problems
 from supervisors.jobs.job_run import JobRun
 from supervisors.jobs.run_record import write_record
 from supervisors.jobs.worker_room import Room
-from supervisors.machine.file_end import whole_lines
-from supervisors.machine.nodes import Node
+from supervisors.machine.membership.nodes import Node
+from supervisors.machine.processes.file_end import whole_lines
 from supervisors.machine.run_directory import make_run_directory
 from supervisors.tree.child_record import ChildInfo
 from supervisors.tree.errors import FaultNotPossible
@@ -39,12 +40,11 @@ from supervisors.tree.errors import FaultNotPossible
 T = TypeVar("T")
 
 
-class Operations:
+class Operations(ServiceOperations):
     """Implements ``actors.control.backend.ControlBackend`` over a head."""
 
     def __init__(self, head: HeadView) -> None:
-        self._head = head
-        self._services = ServiceOperations(head)
+        super().__init__(head)
         self._strikes = 0
         self._reading = asyncio.Lock()
 
@@ -67,7 +67,7 @@ class Operations:
         check_allowed(job, self._head.allow_functions)
         config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
         problems = list(problems_with(config, self._head.admission.rules))
-        if (kind := config.provider.kind) != "none":  # machines are started by the machine process of a single run
+        if (kind := config.provider.kind) != "none":  # the machine process knows the jobs of its command only
             wrong = f"{kind}, and a head starts no machines for jobs that are submitted to it"
             problems.append(("provider.kind", wrong, "Use headrace run, or leave provider out and start headrace node"))
         problems += device_problems(config, self._head.nodes.devices_here)
@@ -76,7 +76,7 @@ class Operations:
         await self._free(config.name)
         try:
             run_dir = make_run_directory(self._head.run_root, config.name)
-            (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
+            (run_dir / JOB_FILE).write_text(dump_job(config), encoding="utf-8")
             write_record(run_dir, config)
             self._head.launch(config, run_dir)
         except OSError as error:
@@ -84,10 +84,10 @@ class Operations:
         return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
 
     async def _free(self, name: str) -> None:
-        """Wait until what a former job of that name has left is taken down.
+        """Wait until a former job of that name is taken down.
 
         Raises:
-            NotNow: it still runs, or that takes too long.
+            NotNow: it still runs, or taking it down takes too long.
         """
         self._check_over(name)
         if not await self._head.name_is_free(name):
@@ -112,7 +112,7 @@ class Operations:
             "step": int(summary.get("steps", 0)),
             "steps": run.job.steps,
             "run_dir": str(run.run_dir),
-            "workers": run.tree.workers_wanted,
+            "workers": run.tree.pool.workers_wanted,
             "reward_last": summary.get("reward_last"),
             "error": str(summary.get("error", "")),
         }
@@ -162,10 +162,10 @@ class Operations:
         return self._head.system.ref(run.address("job"))
 
     def _running(self, job: str | None) -> JobRun:
-        """The run of that name, alive.
+        """The run of that name, or the only one.
 
         Raises:
-            NotFound, NotNow.
+            NotFound, NotNow: there is no such job, or it does not run.
         """
         run = self._run(job)
         if run.state.over or f"job.{run.job.name}" not in self._head.system.actors():
@@ -196,30 +196,30 @@ class Operations:
 
     async def scale(self, job: str | None, workers: int) -> Plain:
         run = self._running(job)
-        room = Room.of(self._head.nodes.present)
-        if workers > run.tree.workers_wanted and (why := room.refusal(run.job, workers)):
+        room = Room.of(self._head.nodes.usable_by(run.job.name))
+        if workers > run.tree.pool.workers_wanted and (why := room.refusal(run.job, workers)):
             raise BadArgs(why, f"ask for at most {room.most(run.job)}, or start nodes")
         if warning := room.warning(run.job, workers):
             run.say(f"warning: {warning}")
-        await run.tree.scale(workers)
+        await run.tree.pool.scale(workers)
         return {"job": run.job.name, "workers": workers}
 
     async def drain(self, target: str) -> Plain:
         self._check_not_needed(target)
         for run in list(self._head.jobs.values()):  # another may be submitted meanwhile
-            if not run.state.over and await run.tree.drain_worker(target):
+            if not run.state.over and await run.tree.pool.drain_worker(target):
                 return {"target": target, "workers": 1}
         if not self._head.nodes.drain(target):
             raise NotFound(f"there is no rollout worker or node named {target!r}; headrace ctl tree lists them")
         moved = 0
         for run in list(self._head.jobs.values()):
             if not run.state.over:
-                moved += await run.tree.drain_node(target)
+                moved += await run.tree.pool.drain_node(target)
         return {"target": target, "workers": moved}
 
     def _check_not_needed(self, target: str) -> None:
         """Raises:
-        NotNow: a machine is to be drained without which a running job could not go on.
+        NotNow: ``target`` is a machine without which a running job could not go on.
         """
         nodes = self._head.nodes.present
         if any(node.local and node.name == target for node in nodes):
@@ -227,39 +227,30 @@ class Operations:
                 f"{target} is the head's own machine, where trainer, weights and rewards are",
                 "Drain its workers by name, or lower their number with scale",
             )
-        left = [node for node in nodes if not node.local and not node.draining and node.name != target]
         remote = [run.job.name for run in self._head.jobs.values()
-                  if not run.state.over and run.job.cluster.place_rollout == "remote"]  # fmt: skip
-        if self._head.nodes.knows(target) and remote and not left:
+                  if not run.state.over and run.job.cluster.place_rollout == "remote"
+                  and self._is_last(target, run.job.name)]  # fmt: skip
+        if remote:
             raise NotNow(
                 f"{target} is the last machine for the workers of {', '.join(remote)} (cluster.place_rollout: remote)",
                 "Start another one with headrace node --join first",
             )
 
+    def _is_last(self, target: str, job: str) -> bool:
+        """Whether ``job`` has no machine but ``target`` to place workers on."""
+        nodes = self._head.nodes
+        left = [node for node in nodes.usable_by(job) if not node.local and not node.draining and node.name != target]
+        return nodes.knows(target) and nodes.owner_of(target) in ("", job) and not left
+
     async def undrain(self, target: str) -> Plain:
         nodes = self._head.nodes
         if not nodes.knows(target):
-            if self._services.undrain(target):
+            if self.undrain_service(target):
                 return {"target": target}
             raise NotFound(f"there is no node or service named {target!r}; headrace ctl tree lists them")
         if not nodes.undrain(target):
             raise NotNow(f"{target} has said itself that it goes", "Start it again once it has gone")
         return {"target": target}
-
-    async def services(self) -> list[Plain]:
-        return await self._services.services()
-
-    async def queue(self) -> list[Plain]:
-        return await self._services.queue()
-
-    async def service_add(self, service: Plain) -> Plain:
-        return await self._services.service_add(service)
-
-    async def service_drain(self, service: str) -> Plain:
-        return await self._services.service_drain(service)
-
-    async def service_remove(self, service: str) -> Plain:
-        return await self._services.service_remove(service)
 
     async def tree(self, job: str | None) -> list[Plain]:
         runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
@@ -291,13 +282,13 @@ class Operations:
         return await StallReport(self._head).dead_letters()
 
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
-        return await self._read(_rows, self._run(job).run_dir / "metrics.jsonl", last)
+        return await self._read(_rows, self._run(job).run_dir / METRICS, last)
 
     async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
-        return await self._read(_log_lines, self._run(job).run_dir / "logs", actor, lines)
+        return await self._read(_log_lines, self._run(job).run_dir / LOGS, actor, lines)
 
     async def _read(self, read: Callable[..., T], *args: object) -> T:
-        """Read files on a thread, for one client at a time: the loop that runs the jobs has other things to do."""
+        """Read files on a thread, for one client at a time, so that the loop that runs the jobs does not wait."""
         async with self._reading:
             return await asyncio.to_thread(read, *args, self._head.limits.control_read_bytes)
 
@@ -337,7 +328,7 @@ def _put(queue: asyncio.Queue[Plain], event: Plain) -> None:
 
 
 def _nothing() -> None:
-    """There is nothing to end."""
+    """Do nothing, where nothing has to be unsubscribed."""
 
 
 def _plain(report: JobReport) -> Plain:

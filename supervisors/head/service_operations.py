@@ -1,9 +1,9 @@
-"""What the control socket can do about training services: look at them, add, drain and remove one.
+"""What the control socket can do about training services: list them, and add, drain or remove one.
 
-ctl services, ctl queue, ctl service add │ drain │ remove ──▶ Operations ──▶ ServiceOperations ──▶ Services, Admission
+ctl services, ctl queue, ctl service add │ drain │ remove ──▶ ServiceOperations ──▶ Services, Admission
 
 Invariants
-- What is asked for is in the register before it is done, so that a head that dies in between does it.
+- A request is in the register before it is carried out: if the head dies in between, its next life carries it out.
 - A service that serves a job is not removed; whatever is refused leaves every other service and job as it was.
 """
 
@@ -17,13 +17,13 @@ from actors.control.errors import NotFound, NotNow
 from actors.core.errors import AskError
 from actors.protocol.training import BundleState, QueryService, ServiceState
 from configs.services import ServiceConfig, service_from_mapping
-from supervisors.head.service_use import JobUse
-from supervisors.head.services import Service, remove_stored_of
 from supervisors.head.view import HeadView
+from supervisors.sharing.service_use import JobUse
+from supervisors.sharing.services import Service, remove_stored_of
 
 
 class ServiceOperations:
-    """Implements the verbs of services of ``actors.control.backend.ControlBackend``."""
+    """Implements the verbs of the control socket that concern services."""
 
     def __init__(self, head: HeadView) -> None:
         self._head = head
@@ -36,7 +36,7 @@ class ServiceOperations:
         use = self._head.admission.use_of(name)
         try:
             state = await self._head.services.ask(name, QueryService(), ServiceState)
-        except AskError:  # it is being started, or does not answer: what the head knows by itself is told all the same
+        except AskError:  # it is being started, or does not answer: the row has what the head knows by itself
             state = None
         bundles = {bundle.job: bundle for bundle in state.bundles} if state is not None else {}
         steps = max(1, use.steps)
@@ -86,7 +86,7 @@ class ServiceOperations:
         self._head.admission.decide()
         return {"service": service, "state": found.state, "serves": self._served_by(service)}
 
-    def undrain(self, service: str) -> bool:
+    def undrain_service(self, service: str) -> bool:
         """Let a service take jobs again; False if there is none of that name."""
         if (found := self._head.services.get(service)) is None:
             return False

@@ -1,18 +1,18 @@
 """Looks into every process of a head at once: who waits for whom, and what found no receiver.
 
-    Operations ─▶ StallReport ─┬─ head: looked into directly                       ┐
-                           ├─ role processes: Look to their process reporters             ├─▶ rows, oldest first
-                           ├─ machines: Look to their node agents              │
-                           └─ jobs: their schedulers, looked at directly       ┘
+    Operations ─▶ StallReport ─┬─ head: looked into directly                      ┐
+                               ├─ role processes: Look to their process reporters ├─▶ rows, oldest first
+                               ├─ machines: Look to their node agents             │
+                               └─ jobs: their schedulers, looked at directly      ┘
 
 Invariants
-- A process that does not answer within ``limits.look_timeout_s`` is a row of its own: that it is silent is the news.
-- All are asked at the same time, so one that hangs costs no more than that.
+- A process that does not answer within ``limits.look_timeout_s`` gets a row of its own, which says that it is silent.
+- All processes are asked at the same time, so one that hangs costs no more than that timeout.
 - A scheduler is read, not asked, though it is an actor: one that hangs in a handler takes no further message, and what
-  its job waits for is then just what an operator wants to know. Nothing else in supervisors does so, but the probes of
-  simulations.
-- Other processes answer on the lane for signals: on the one for messages an answer would wait its turn behind thousands
-  of tokens.
+  its job waits for is then just what an operator wants to know. Nothing else in supervisors reads an actor so, but the
+  probes of simulations.
+- Other processes answer on the lane for signals: on the lane for messages an answer would wait behind thousands of
+  tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Silent:
-    """A silent process is one that has not answered."""
+    """A process that has not answered."""
 
     process: str
     waited_s: float
@@ -46,13 +46,13 @@ class Silent:
 
 
 class StallReport:
-    """Looks into the processes of one head."""
+    """Finds who waits for whom, in all processes of one head."""
 
     def __init__(self, head: HeadView) -> None:
         self._head = head
 
     async def stalls(self, longer_than_s: float) -> list[Row]:
-        """Every wait that has lasted longer, oldest first; jobs that wait for something, and silent processes too."""
+        """Every wait longer than ``longer_than_s``, of actors and of jobs, and silent processes; oldest first."""
         seen = await self._sights(longer_than_s)
         rows = [_row(sight.process, stall) for sight in seen if isinstance(sight, Sight) for stall in sight.stalls]
         rows += [sight.row for sight in seen if isinstance(sight, Silent)]
@@ -60,7 +60,7 @@ class StallReport:
         return sorted(rows, key=lambda row: -float(row["since_s"]))
 
     async def dead_letters(self) -> dict[str, list[Row]]:
-        """Counts by process and reason, the largest first; and the newest ones."""
+        """Counts by process and reason, the largest first; and the newest dead letters."""
         seen = [sight for sight in await self._sights(0.0) if isinstance(sight, Sight)]
         counts: list[Row] = [
             {"process": sight.process, "reason": reason, "messages": messages}
@@ -89,7 +89,7 @@ class StallReport:
         return [own, *await asyncio.gather(*(self._ask(at, longer_than_s) for at in self._windows()))]
 
     def _windows(self) -> Iterator[ActorAddress]:
-        """Who lets us look into each other process."""
+        """Addresses of the actors that answer ``Look`` for the other processes."""
         own = self._head.system.peer
         for node in self._head.nodes.present:
             if node.agent.peer != own:
@@ -121,9 +121,9 @@ class StallReport:
             if progress is not None and progress.waiting_for and progress.quiet_s >= longer_than_s:
                 waiter, since_s = f"job.{run.job.name}", progress.quiet_s
                 yield _row(own.peer.name, Stall(waiter, progress.waiting_for, "job", "nothing has moved", since_s))
-            moves = run.tree.replica_moves
-            if moves is not None and moves.waits_for and moves.waits_s >= longer_than_s:
-                yield _row(own.peer.name, Stall("trainer", moves.waits_for, "node", "it starts then", moves.waits_s))
+            machine, waits_s = run.tree.pool.trainer_waits()
+            if machine and waits_s >= longer_than_s:
+                yield _row(own.peer.name, Stall("trainer", machine, "node", "it starts then", waits_s))
 
 
 def _row(process: str, stall: Stall) -> Row:

@@ -1,4 +1,4 @@
-"""The head as those see it who steer it and look into it: what is here, and how a job is launched.
+"""The part of the head that operations and reports use: what is here, and how a job is launched.
 
 head.py ─▶ operations.py ─▶ stall_report.py        both know a HeadView, none of them the Head
 """
@@ -12,16 +12,16 @@ from typing import Protocol
 from actors.core.system import ActorSystem
 from configs.limits import Limits
 from configs.schema import JobConfig
-from supervisors.head.admission import Admission
-from supervisors.head.service_register import ServiceRegister
-from supervisors.head.services import Services
 from supervisors.jobs.job_run import JobRun
-from supervisors.machine.nodes import Nodes
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.nemesis.nemesis import Nemesis
+from supervisors.sharing.admission import Admission
+from supervisors.sharing.service_register import ServiceRegister
+from supervisors.sharing.services import Services
 
 
 class HeadView(Protocol):
-    """A head view is what ``Head`` offers to ``Operations`` and ``StallReport``."""
+    """What ``Head`` offers to ``Operations`` and ``StallReport``."""
 
     run_root: Path
     limits: Limits
@@ -43,5 +43,5 @@ class HeadView(Protocol):
         ...
 
     def subscribe(self, listener: Callable[[JobRun], None]) -> Callable[[], None]:
-        """Hear of every job from now on; returns how to stop."""
+        """Call ``listener`` with each new job from now on; returns what ends that."""
         ...

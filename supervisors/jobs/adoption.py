@@ -1,12 +1,12 @@
-"""What a head that was started again does before it starts anything: it looks for what still runs.
+"""A head that was started again looks for processes that still run before it starts new ones.
 
     new supervisor ──ListProcesses──▶ each node agent ──▶ the process runs there ──AdoptProcesses──▶ agent: new owner
                                                       └─▶ nowhere: it ended meanwhile, and is started like a new one
 
 Invariants
 - A process is adopted whole or not at all: once the agent has answered, its end is told to the new owner.
-- Processes that were not ready when their owner died are none: their agent ends them.
-- Who runs keeps its devices, and nobody else is given them meanwhile.
+- A process that was not ready when its owner died is not adopted: its agent ends it.
+- A process that runs keeps its devices, and no other one is given them meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from actors.core.errors import AskError
-from supervisors.machine.nodes import Nodes
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.tree.children import Running, running_process
 from supervisors.tree.messages import AdoptProcesses, ListProcesses, ProcessInfo, ProcessList
 
@@ -31,8 +31,8 @@ async def adopt(
     Args:
         context: of the supervisor, which is the new owner.
         actor: the process's main actor.
-        group: the processes of its rank group, with which it has one place.
-        lent: whether it gives that up when a trainer's rank wants it.
+        group: the processes of its rank group, which share one place.
+        lent: whether the process gives its place up when a trainer's rank wants it.
     """
     for node in nodes.present:
         try:

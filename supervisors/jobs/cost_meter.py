@@ -13,7 +13,7 @@ HOUR_S = 3600.0
 
 
 class CostMeter:
-    """A cost meter counts from the job's start; let it ``see`` who is there whenever that changes.
+    """Counts what the machines cost from the job's start on; call ``see`` whenever the machines change.
 
     Args:
         prices: kind → price an hour, in whatever currency. A kind without a price costs nothing, and ``see`` says so.
@@ -36,12 +36,12 @@ class CostMeter:
         return sorted(kind for kind in self._there if kind not in self._prices and kind not in before)
 
     def spent(self) -> float:
-        """Up to now."""
+        """The cost up to now."""
         an_hour = sum(count * self._prices.get(kind, 0.0) for kind, count in self._there.items())
         return self._spent + an_hour * (self._now() - self._since_s) / HOUR_S
 
     def take(self) -> float:
-        """What was spent since the last time; kept here, for whoever puts it into rows may restart in between."""
+        """The cost since the last call. The meter remembers that call, since the job's actor may restart in between."""
         spent = self.spent()
         since, self._taken = spent - self._taken, spent
         return since

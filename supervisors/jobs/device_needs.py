@@ -3,20 +3,20 @@
     one        trainer · rollout workers · a ranker on CUDA · rewards by a reward model        unless on the CPU
     none       weights · gateway · rewards by rule or over HTTP: nothing there computes, and a library that only looks
                for a device would take half a gigabyte of its memory
-    sees all   rewards and environments that run the user's own code, which may bring a model of its own. Nobody can
-               know, so it takes none from others, and nothing that works today is hidden from it
+    sees all   rewards and environments that run the user's own code, which may bring a model of its own. Whether it
+               does is unknown, so such a process takes no device from others, and none is hidden from it
 
-What is simulated computes nothing either. ``auto`` counts as a device: torch decides inside the process, and one that
-finds none there leaves its place empty.
+A simulated role computes nothing either. ``auto`` counts as a device: torch decides inside the process, and if it finds
+none there, the given device stays unused.
 """
 
 from __future__ import annotations
 
 import os
 
+from configs.errors import Found
 from configs.schema import JobConfig
 from configs.services import ServiceConfig
-from configs.validation import Finding
 
 
 def devices_wanted(job: JobConfig, role: str) -> int | None:
@@ -38,17 +38,17 @@ def devices_wanted(job: JobConfig, role: str) -> int | None:
 
 
 def devices_wanted_by_service(service: ServiceConfig) -> int:
-    """The same of a training service: it is the trainer of all of its jobs."""
+    """How many devices a training service is given: it is the trainer of all of its jobs."""
     return int(service.backend != "simulated" and service.device != "cpu")
 
 
-def device_problems(job: JobConfig, here: int) -> list[Finding]:
-    """Keys of ``job`` that want more devices of the head's machine than the ``here`` that it has.
+def device_problems(job: JobConfig, here: int) -> list[Found]:
+    """Keys of ``job`` that want more devices of the head's machine than ``here``, the number that it has.
 
-    A machine without any computes ranks on its cores. What other machines have is known when they join: none is chosen
-    that has too few (``Nodes.choose``).
+    A machine without any computes ranks on its cores. The devices of other machines are known when they join: a machine
+    with too few is not chosen (``Nodes.choose``).
     """
-    found: list[Finding] = []
+    found: list[Found] = []
     ranks = job.ranks_here
     if ranks > here > 0 and devices_wanted(job, "trainer") and not job.only_evaluates:
         wrong = f"{ranks} ranks with a device each, but this machine has {here} for its processes"
@@ -65,7 +65,7 @@ def core_warnings(job: JobConfig, here: int, cores: int | None = None) -> list[s
     """Sentences about ranks that share a core of the head's machine, which is allowed.
 
     Args:
-        here: number of its devices.
+        here: number of the machine's devices.
         cores: number of its cores; None: those that this process may use.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores

@@ -1,4 +1,4 @@
-"""What is told of a job's run: progress maps to whoever listens, and events into events.jsonl.
+"""Tells how a job's run goes: progress maps to listeners, and events into events.jsonl.
 
 job ──WorkerNews─▶ JobListener ─▶ whoever starts and ends functions
 job ──JobEvent──▶ JobListener ─▶ JobRun ─┐
@@ -29,7 +29,7 @@ log = structlog.get_logger("headrace.job")
 
 
 class JobListener(Actor):
-    """Hears the actor of a job, in each of its lives, for the code that runs the job."""
+    """Receives what the actor of a job says, in each of its lives, and calls the code that runs the job."""
 
     def __init__(
         self, hear: Callable[[JobEvent], None], hear_workers: Callable[[WorkerNews], None] = lambda news: None
@@ -41,7 +41,7 @@ class JobListener(Actor):
     async def event(self, event: JobEvent) -> None:
         try:
             self._hear(event)
-        except Exception:  # whoever reads of the job may fail; the next event is told all the same
+        except Exception:  # a listener may fail; the next event is told all the same
             log.exception("an event of a job was not told to the end", job=event.job, kind=event.kind)
 
     @handles(StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded)
@@ -52,23 +52,23 @@ class JobListener(Actor):
 class JobNews:
     """Tells what becomes of one job."""
 
-    def __init__(self, system: ActorSystem, job: str, on_progress: OnProgress | None) -> None:
+    def __init__(self, system: ActorSystem, job: str) -> None:
         self._system = system
         self._job = job
-        self._listeners: list[OnProgress] = [on_progress] if on_progress is not None else []
+        self._listeners: list[OnProgress] = []
 
     def subscribe(self, listener: OnProgress) -> Callable[[], None]:
-        """Hear of every progress map from now on; returns how to stop."""
+        """Call ``listener`` with every progress map from now on; returns what ends that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def say(self, **progress: Any) -> None:
-        """One progress map: ``message`` is for people, ``state`` and ``step`` for all."""
+        """Give listeners a progress map: ``message`` is for people, ``state`` and ``step`` for all."""
         for listener in list(self._listeners):
             listener(progress)
 
     def tell(self, event: JobEvent) -> None:
-        """What the job's actor has said, as a progress map."""
+        """Give listeners an event of the job's actor as a progress map."""
         if event.kind == "step":
             self.say(**{**event.fields, "step": int(event.fields["step"] or 0) + 1})
         elif event.kind == "evaluation":
@@ -82,7 +82,7 @@ class JobNews:
             self.say(**event.fields)
 
     def record(self, name: str, **fields: float | str) -> None:
-        """Into events.jsonl; while the metrics actor is itself away, into the log."""
+        """Write an event to events.jsonl; while the metrics actor is away, to the log."""
         metrics = self._system.ref(self._system.address(f"metrics.{self._job}"))
         outcome = metrics.tell(Event(job=self._job, name=name, fields=dict(fields)))
         if outcome is not SendOutcome.QUEUED:
@@ -90,7 +90,7 @@ class JobNews:
 
 
 def failure_in_words(event: SupervisionEvent) -> str:
-    """What people read of a child that failed: the error that ended it, if it has named one."""
+    """Words for people on a child that failed, with the error that ended it, if it has named one."""
     if event.kind == "start_failed":
         return f"{event.child} did not start: {event.reason or event.detail}"
     why = f": {event.reason}" if event.reason else ""

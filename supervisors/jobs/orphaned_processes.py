@@ -1,10 +1,10 @@
-"""A node that comes back late, with processes of a head before this one: what runs elsewhere by now is ended there.
+"""Ends the processes of an earlier head on a node that comes back late, if they run elsewhere by now.
 
     node joins ─▶ ListProcesses ─▶ of this job, and its child runs as another process? ─▶ StopProcess
                        ▲                └─ its child is just being started: look again ─┐
                        └────────────────────────────────────────────────────────────────┘
 
-Without it such a process would offer itself, be refused, and hold its memory until ``orphan_grace_s`` is over.
+Otherwise such a process would offer itself, be refused, and hold its memory until ``orphan_grace_s`` is over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from actors.core.errors import AskError
-from supervisors.machine.nodes import Node, Nodes
+from supervisors.machine.membership.nodes import Node, Nodes
 from supervisors.tree.child_record import ChildInfo
 from supervisors.tree.messages import ListProcesses, ProcessList, StopProcess, StopReply
 from supervisors.tree.restart_budget import ExitCause
@@ -29,7 +29,7 @@ log = structlog.get_logger("headrace.orphans")
 
 
 class OrphanedProcesses:
-    """It looks for those of one job, from ``start`` to ``stop``. ``children``: what its supervisors have."""
+    """Looks for such processes of one job, from ``start`` to ``stop``. ``children``: its supervisors' children."""
 
     def __init__(self, system: ActorSystem, nodes: Nodes, job: str, children: Callable[[], list[ChildInfo]]) -> None:
         self._system = system
@@ -46,7 +46,7 @@ class OrphanedProcesses:
         self._look()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Look no more. Idempotent."""
         self._unsubscribe()
         self._unsubscribe = lambda: None
         for task in self._tasks:
@@ -61,7 +61,7 @@ class OrphanedProcesses:
                 task.add_done_callback(self._tasks.discard)
 
     async def _clear(self, node: Node) -> None:
-        """Until it is known of every process of ours there whether it is the one that counts."""
+        """Look until each of the job's processes on ``node`` is the one that its supervisor has, or is stopped."""
         limits = self._system.limits
         until_s = asyncio.get_running_loop().time() + limits.orphan_grace_s
         while asyncio.get_running_loop().time() < until_s:

@@ -1,11 +1,12 @@
-"""What a run began with, kept in its directory: a resumed run is held against it before anything starts.
+"""What a run began with, kept in its directory: a resumed run is compared with it before anything starts.
 
     begin ─▶ RUN_DIR/began_with.json: the resolved job, and what its data looked like
     resume ─▶ differences: keys of the job that may not change ─▶ refused, with old and new value
+                           learning rates, where the user says so ─▶ noted in the record, with the step
                            data, place of the model ─▶ said: later prompts come from what is there now
 
-``job.yaml`` itself is the operator's to edit, and holds what the newest resume has set. Runs of before have no record,
-and are not held against one.
+``job.yaml`` itself is the operator's to edit, and holds what the newest resume has set. A run without a record, from an
+older version, is not compared.
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
+from actors.host.whole_file import write_whole
+from configs.run_files import BEGAN_WITH
 from configs.schema import JobConfig
 
-RECORD: Final = "began_with.json"
 RESUME_MAY_SET: Final = (
-    "steps", "rollout.workers", "checkpoint.", "metrics.", "limits.", "cluster.",
+    "steps", "rollout.workers", "rollout.servers", "checkpoint.", "metrics.", "limits.", "cluster.",
     "trainer.service", "trainer.priority", "trainer.share", "trainer.project",
-    "trainer.backend", "trainer.ranks", "trainer.replicas", "trainer.offload",
+    "trainer.backend", "trainer.ranks", "trainer.replicas", "trainer.nodes", "trainer.context_ranks", "trainer.offload",
+    "trainer.expert_parallel",
 )  # fmt: skip
 """Keys that may differ after a resume; any other would make it another run than the journal tells of. A backend says
 which others' checkpoints it reads."""
+RESUME_MAY_SET_IF_SAID: Final = ("trainer.lr", "critic.lr")
+"""Keys that a resume may set by an option, though not by an edit of job.yaml, which may be an oversight."""
 _PLACES: Final = re.compile(r"model\.path|data\.path|data\.mix\.\d+\.path")
-"""Keys that may be edited in job.yaml, since a model and data may be moved; what has become of them is said."""
+"""Keys that may be edited in job.yaml, since a model and data may be moved; people are told of a change."""
 _ENDS_BYTES: Final = 4 << 20
-"""Bytes of a data file, at its begin and at its end, that are hashed: most edits that keep its size are seen."""
+"""Bytes of a data file, at its start and at its end, that are hashed: most edits that keep its size are seen."""
 
 
 def may_change(key: str) -> bool:
@@ -39,19 +44,38 @@ def may_change(key: str) -> bool:
     return any(key == may or (may.endswith(".") and key.startswith(may)) for may in RESUME_MAY_SET)
 
 
+def note_changes(run_dir: Path, job: JobConfig, after_steps: int) -> str:
+    """Note in the record which of ``RESUME_MAY_SET_IF_SAID`` are others from now on; returns what to say of it.
+
+    Raises OSError.
+    """
+    record, now = _read(run_dir), dict(_flat(job.model_dump(mode="json")))
+    before = _before(record)
+    changed = [key for key in RESUME_MAY_SET_IF_SAID if key in before and before[key] != now[key]]
+    if not changed:
+        return ""
+    noted = [{"key": key, "was": before[key], "is": now[key], "after_steps": after_steps} for key in changed]
+    record["changes"] = [*_changes(record), *noted]
+    write_whole(run_dir / BEGAN_WITH, json.dumps(record, indent=1) + "\n", lasting=True)
+    said = (f"{key} was {before[key]:g} and is {now[key]:g}, for the steps after {after_steps}" for key in changed)
+    return "; ".join(said)
+
+
 def write_record(run_dir: Path, job: JobConfig) -> None:
     """Note what the run begins with. Raises OSError."""
     record = {"job": job.model_dump(mode="json"), "data": _looks(job)}
-    partial = run_dir / f".{RECORD}.partial"
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    partial.replace(run_dir / RECORD)
+    write_whole(run_dir / BEGAN_WITH, json.dumps(record, indent=1) + "\n", lasting=True)
 
 
-def changed_keys(run_dir: Path, job: JobConfig) -> list[tuple[str, Any, Any]]:
-    """(key, value that the run began with, value now) of each that may not change; a key unknown then has none."""
-    record = _read(run_dir)
-    before, now = dict(_flat(record.get("job"))), dict(_flat(job.model_dump(mode="json")))
+def changed_keys(run_dir: Path, job: JobConfig, said: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
+    """(key, value of the run so far, value now) of each that changed and may not; keys unknown then are left out.
+
+    ``said``: keys that the user gave as options.
+    """
+    before, now = _before(_read(run_dir)), dict(_flat(job.model_dump(mode="json")))
+    allowed = {key for key in RESUME_MAY_SET_IF_SAID if key in said}
     known = [key for key in now if key in before and not may_change(key) and not _PLACES.fullmatch(key)]
+    known = [key for key in known if key not in allowed]
     return [(key, before[key], now[key]) for key in known if before[key] != now[key]]
 
 
@@ -80,7 +104,7 @@ def _news(key: str, path: str | None, before: Mapping[str, Any], now: Mapping[st
 
 
 def _looks(job: JobConfig) -> dict[str, Any] | None:
-    """What the data look like; of several sources, each by its name."""
+    """Size and hash of the data; of several sources, each by its name."""
     looks = {name: _looks_of(source.path) for name, source in job.data.sources.items()}
     return looks if job.data.mix else looks[""]
 
@@ -96,14 +120,25 @@ def model_news(run_dir: Path, job: JobConfig) -> str:
 def _read(run_dir: Path) -> dict[str, Any]:
     """The record, empty if there is none or it cannot be read: it only guards against mistakes."""
     try:
-        found: object = json.loads((run_dir / RECORD).read_bytes())
+        found: object = json.loads((run_dir / BEGAN_WITH).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
+def _before(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the run so far: what it began with, and what resumes have changed since."""
+    return dict(_flat(record.get("job"))) | {str(change["key"]): change.get("is") for change in _changes(record)}
+
+
+def _changes(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    changes = record.get("changes")
+    items = cast("list[object]", changes) if isinstance(changes, list) else []
+    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict) and "key" in item]
+
+
 def _flat(values: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Sections become dotted keys, in lists too; maps without keys of ours, such as task_args, too."""
+    """Values by dotted keys: of sections, of sections in lists, and of maps with the user's keys, such as task_args."""
     if not isinstance(values, dict):
         return
     for name, value in cast("dict[str, Any]", values).items():

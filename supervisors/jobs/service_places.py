@@ -1,4 +1,4 @@
-"""What a job's run asks of whoever has the training services. The head's are ``supervisors/head/services``.
+"""What a job's run asks of a head's training services. ``supervisors/sharing/admission.py`` answers it.
 
     JobRun ─ admit ─▶ a service has room for the job, or will have ─▶ JobTree: the trainer's start ─ address ─▶ trainer
            ─ leave ─▶ its place is free for others
@@ -16,11 +16,11 @@ from configs.schema import JobConfig
 from transport.address import ActorAddress
 
 Say = Callable[[str], None]
-"""Told why the job waits, each time that the reason changes."""
+"""Callback that is told why the job waits, each time that the reason changes."""
 
 
 class ServicePlaces(Protocol):
-    """Service places are those that all jobs of a head share."""
+    """Gives jobs their places on the training services of a head."""
 
     async def admit(self, job: JobConfig, run_dir: Path, model_path: Path, say: Say) -> None:
         """Wait until a service has room for the job, which then has a place there.
@@ -34,11 +34,11 @@ class ServicePlaces(Protocol):
         """Address of the service on which ``job`` has its place, as it runs now; waits until it is ready.
 
         Raises:
-            ServiceGone: it was given up, and will not be back.
-            ServiceNotReady: it takes too long.
+            ServiceGone: the service was given up, and will not be back.
+            ServiceNotReady: it is not ready in time.
         """
         ...
 
     async def leave(self, job: str) -> None:
-        """Give its place up, and take it out of the queue. Idempotent."""
+        """Give up the place of ``job``, and take it out of the queue. Idempotent."""
         ...

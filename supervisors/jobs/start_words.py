@@ -7,20 +7,21 @@ from typing import Final
 from configs.schema import JobConfig
 from supervisors.jobs.device_needs import core_warnings
 from supervisors.jobs.worker_room import Room
-from supervisors.machine.nodes import Nodes
+from supervisors.machine.membership.nodes import Nodes
 from transport.endpoints import is_loopback_tcp
 
 _UNENCRYPTED: Final = (
-    "ranks of the trainer exchange gradients between machines by gloo or NCCL, which know no keys and encrypt nothing: "
-    "the network between them must be yours (docs/guides/security.md)"
+    "ranks of the trainer exchange weights and gradients between machines by gloo or NCCL, which know no keys and "
+    "encrypt nothing (cluster.replicas_unencrypted): the network between them must be yours (docs/guides/security.md)"
 )
 
 
 def start_words(job: JobConfig, nodes: Nodes, endpoint: str) -> list[str]:
     """Sentences for people. ``endpoint``: where the head is reached."""
     beside = "reward worker" if job.only_evaluates else f"{_trainer_of(job)}, weight server and reward worker"
-    warnings = [Room.of(nodes.present).warning(job, job.rollout.workers), *core_warnings(job, nodes.devices_here)]
-    if job.cluster.place_replicas == "remote" and not is_loopback_tcp(endpoint):
+    room = Room.of(nodes.usable_by(job.name))
+    warnings = [room.warning(job, job.rollout.workers), *core_warnings(job, nodes.devices_here)]
+    if job.trainer_machines > 1 and job.trainer.backend != "simulated" and not is_loopback_tcp(endpoint):
         warnings.append(_UNENCRYPTED)
     return [
         f"starting {job.rollout.workers} rollout workers, {beside}",

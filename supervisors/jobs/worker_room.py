@@ -1,6 +1,6 @@
-"""How many rollout workers these machines take: each is a process with a model of its own.
+"""How many rollout workers the machines of a head take: each is a process with a model of its own.
 
-Beyond one a core they take turns, which people are told; beyond ``limits.workers_per_core`` none is started.
+Beyond one for each core they take turns, and people are warned; beyond ``limits.workers_per_core`` none is started.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from configs.checks.checks import cores_here, has_gpu
 from configs.schema import JobConfig
-from supervisors.machine.nodes import Node
+from supervisors.machine.membership.nodes import Node
 
 
 class Room(NamedTuple):
-    """It is what the machines of a head have for rollout workers."""
+    """Says how much room the machines of a head have for rollout workers."""
 
     cores: int
     """Cores of the head's own machine."""
@@ -26,11 +26,12 @@ class Room(NamedTuple):
         return cls(cores_here(), sum(node.slots for node in nodes if not node.local))
 
     def most(self, job: JobConfig) -> int:
-        """Number of workers that are started at most."""
+        """The largest number of workers that are started."""
         return job.limits.workers_per_core * self.cores + self.slots
 
     def refusal(self, job: JobConfig, workers: int) -> str:
-        """Why so many are not started; empty if they are."""
+        """Why so many workers are not started; empty if they are."""
+        workers -= len(job.rollout.servers)  # these compute nothing
         if workers <= self.most(job):
             return ""
         return (
@@ -39,7 +40,8 @@ class Room(NamedTuple):
         )
 
     def warning(self, job: JobConfig, workers: int) -> str:
-        """What people are to be told of so many; empty if they have a core each, or need none."""
+        """A warning for people about so many workers; empty if they have a core each, or need none."""
+        workers -= len(job.rollout.servers)  # these compute nothing
         on_cpu = job.rollout.engine == "torch" and (job.rollout.device == "cpu" or not has_gpu())
         if not on_cpu or workers <= self.cores + self.slots:
             return ""

@@ -1,16 +1,16 @@
-"""Which devices a machine has, found without torch: to import it takes seconds, and a context takes a device's memory.
+"""Which devices a machine has, found without torch: importing it takes seconds, and a context takes device memory.
 
-    CUDA_VISIBLE_DEVICES ──────▶ those of it that are there, up to the first that is not: CUDA reads it so
+    CUDA_VISIBLE_DEVICES ──────▶ the devices in it, up to the first that is not there: CUDA reads it so
     nvidia-smi -L ─────────────▶ every GPU by its number, or, where one is divided (MIG), its instances by their ids
     /proc/driver/nvidia/gpus ──▶ every GPU by its number, where nvidia-smi says nothing
-    nothing of these ──────────▶ none
+    none of these ─────────────▶ none
                                   └─ --devices ─▶ some of them, or none
 
 Invariants
 - A device is called what ``CUDA_VISIBLE_DEVICES`` calls it: a number, or an id such as ``GPU-…`` or ``MIG-…``.
 - Numbers go by the bus, as nvidia-smi shows them, and processes are told so; those in a ``CUDA_VISIBLE_DEVICES`` that
   was there before keep their meaning.
-- Where no devices are known, no process's environment is changed: what torch finds there is found as without us.
+- Where no devices are known, no process's environment is changed: torch finds there what it finds without Headrace.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _ID: Final = re.compile(r"^(\d{1,4}|(GPU|MIG)-[0-9A-Za-z/-]{1,80})$")
 
 @dataclass(frozen=True)
 class Devices:
-    """These devices are what a machine has for its processes. The default: it has none, and says nothing of them."""
+    """The devices that a machine has for its processes. The default: none are known."""
 
     ids: tuple[str, ...] = ()
     is_told: bool = False
-    """True if they were chosen (``--devices``): no process of the machine is to see another one."""
+    """True if they were chosen (``--devices``): no process of the machine is to see any other."""
     by_bus: bool = False
     """True if their numbers go by the bus, which CUDA has to be told."""
 
@@ -60,7 +60,7 @@ class Devices:
         return {VISIBLE: ",".join(self.ids if own is None else own)} | order
 
     def lacks(self, wanted: Sequence[str] | None) -> str:
-        """Which of these it does not have, in words; empty: it has them all."""
+        """Words for the ``wanted`` devices that it does not have; empty: it has them all."""
         strange = [device for device in wanted or () if device not in self.ids]
         has = f"its machine has {', '.join(self.ids)}" if self.ids else "its machine has none"
         return f"the devices {', '.join(strange)}, but {has}" if strange else ""
@@ -71,7 +71,7 @@ NO_DEVICES: Final = Devices()
 
 @dataclass(frozen=True)
 class _Gpu:
-    """A GPU is one of the machine's, by its number in the order of the bus."""
+    """A GPU of the machine. Lists of GPUs are in the order of the bus, by which they are numbered."""
 
     uuid: str
     instances: tuple[str, ...] = ()
@@ -79,10 +79,10 @@ class _Gpu:
 
 
 def find_devices(option: str | None, environ: Mapping[str, str] = os.environ, driver: Path = _DRIVER) -> Devices:
-    """What this machine has, as far as ``option`` (``--devices``) wants it; blocks for a second.
+    """The devices of this machine that ``option`` (``--devices``) asks for; None: all. Blocks for a second.
 
     Raises:
-        NoSuchDevices: the machine does not have them, or ``option`` has no form that is known.
+        NoSuchDevices: the machine does not have them, or ``option`` is malformed.
     """
     if option is not None:
         _check_form(option)
@@ -101,7 +101,7 @@ def find_devices(option: str | None, environ: Mapping[str, str] = os.environ, dr
 
 
 def is_device_id(text: str) -> bool:
-    """Whether ``text`` could name a device: a node says so of its own."""
+    """Whether ``text`` has the form of a device's number or id; the ids that a node offers are checked by it."""
     return _ID.match(text) is not None
 
 
@@ -109,7 +109,7 @@ def is_device_id(text: str) -> bool:
 
 
 def _from_nvidia_smi(environ: Mapping[str, str]) -> list[_Gpu] | None:
-    """What it shows; None: it is not installed, or does not get at the driver."""
+    """The GPUs that nvidia-smi shows; None: it is not installed, or cannot reach the driver."""
     limit_s = DEFAULT_LIMITS.device_search_s
     try:
         shown = subprocess.run(
@@ -133,7 +133,7 @@ def _from_nvidia_smi(environ: Mapping[str, str]) -> list[_Gpu] | None:
 
 
 def _from_driver(driver: Path) -> list[_Gpu] | None:
-    """What the kernel's driver shows: a directory for each GPU, called as its place on the bus."""
+    """The GPUs that the kernel's driver shows, in a directory each, named by its place on the bus; None: no driver."""
     try:
         gpus = sorted(driver.iterdir())
     except OSError:
@@ -153,7 +153,7 @@ def _all(gpus: Sequence[_Gpu]) -> tuple[str, ...]:
 
 
 def _visible(variable: str, gpus: Sequence[_Gpu] | None) -> tuple[str, ...]:
-    """What the variable leaves of them. Where nobody says what is there, and a driver is, it is believed."""
+    """The devices that ``variable`` names. If the GPUs are unknown, but a driver is there, the variable is believed."""
     if gpus is None and not any(path.exists() for path in _DRIVER_FILES):
         return ()
     found: list[str] = []
@@ -166,7 +166,7 @@ def _visible(variable: str, gpus: Sequence[_Gpu] | None) -> tuple[str, ...]:
 
 
 def _named(text: str, gpus: Sequence[_Gpu]) -> str | None:
-    """The device that ``text`` names: its number, its id, or so much of it that it is the only one."""
+    """The device that ``text`` names: by its number, its id, or a beginning of the id that no other device has."""
     if text.isdecimal():
         return str(int(text)) if int(text) < len(gpus) else None
     ids = [name for gpu in gpus for name in (gpu.uuid, *gpu.instances)]

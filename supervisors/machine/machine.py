@@ -1,7 +1,7 @@
-"""What the supervisors ask of the machine they run on: links, processes, a disk for the journal, places, locks.
+"""What the supervisors ask of the machine they run on: links, processes, a disk for the journal, directories, locks.
 
-One object a machine, handed to Head, NodeProcess and NodeAgent. ``LocalMachine`` is this one; the simulated one lies in
-``simulation/machine.py``, so that the same supervisors run under virtual time.
+Each machine is one object, handed to Head, NodeProcess and NodeAgent. ``LocalMachine`` is the real one; the simulated
+one, under which the same supervisors run in virtual time, is in ``simulation/cluster/machine.py``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from actors.core.actor import Actor
 from actors.ledger.journal import Journal
 from actors.metrics.recorder import Metrics
 from configs.limits import Limits
+from configs.run_files import JOURNAL
 from configs.schema import JobConfig, MetricsConfig
 from supervisors.faults.journal_faults import FaultableJournal
 from supervisors.machine.devices import NO_DEVICES, Devices
-from supervisors.machine.process import Child, Launch, is_stopped_by_signal, launch
+from supervisors.machine.processes.held_sockets import HeldSockets, Listening
+from supervisors.machine.processes.process import Child, Launch, is_stopped_by_signal, launch
 from supervisors.machine.run_directory import DirectoryLock, RunLock
 from supervisors.machine.runtime_directory import make_runtime_directory
 from transport.address import new_peer
@@ -34,21 +36,19 @@ R = TypeVar("R")
 
 CLUSTER = "headrace"
 """Peers of another cluster name are refused at the handshake."""
-JOURNAL = "journal.db"
-"""File name of a journal, in the run directory."""
 
 
 class Machine(Protocol):
-    """See the module's docstring."""
+    """Offers what supervisors need of a machine, real or simulated."""
 
     @property
     def slots(self) -> int:
-        """Rollout workers that it can take without being told."""
+        """Number of rollout workers that it takes unless it is told another number."""
         ...
 
     @property
     def devices(self) -> Devices:
-        """What it has to compute on beside its cores."""
+        """Devices that it has beside its cores."""
         ...
 
     def runtime_directory(self) -> Path:
@@ -58,11 +58,19 @@ class Machine(Protocol):
     def transport(
         self, name: str, *, listen: str, cluster: str, limits: Limits, keys: NodeKeys | None, role: str
     ) -> Transport:
-        """A transport for a peer called ``name``, a new life of it; not started."""
+        """A transport for a new life of the peer ``name``; not started."""
         ...
 
-    def launch(self, spec: Launch) -> Child:
-        """Start a process. Raises OSError: it cannot be started."""
+    def launch(self, spec: Launch, listening: Listening | None = None) -> Child:
+        """Start a process. ``listening``: where it listens, at sockets that this process holds for it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        ...
+
+    def let_go(self, process: str) -> None:
+        """Close the sockets that are held for a process whose owner has stopped it."""
         ...
 
     def is_stopped(self, pid: int) -> bool:
@@ -91,14 +99,15 @@ class Machine(Protocol):
 
 
 class LocalMachine:
-    """The local machine is this one: ZeroMQ, exec, SQLite. Two sets are a nemesis's, and empty without one."""
+    """The real machine: ZeroMQ, exec, SQLite. A nemesis fills its two sets, which are empty without one."""
 
     def __init__(self, devices: Devices = NO_DEVICES) -> None:
         self._devices = devices
+        self._held = HeldSockets()
         self.slowed: set[int] = set()
         """Processes that are stopped and continued many times a second: they are slow, not hung."""
         self.full_disks: set[Path] = set()
-        """Journals that take nothing more."""
+        """Journals that act as if their disk were full."""
 
     @property
     def slots(self) -> int:
@@ -117,9 +126,14 @@ class LocalMachine:
         links = ZmqTransport(new_peer(name), listen=listen, cluster=cluster, limits=limits, keys=keys, role=role)
         return FaultableTransport(links, limits=limits)
 
-    def launch(self, spec: Launch) -> Child:
+    def launch(self, spec: Launch, listening: Listening | None = None) -> Child:
+        if listening is not None:
+            spec = self._held.given(spec, listening)
         seen = self._devices.environment(spec.devices)
         return launch(dataclasses.replace(spec, env={**spec.env, **seen}) if seen else spec)
+
+    def let_go(self, process: str) -> None:
+        self._held.let_go(process)
 
     def is_stopped(self, pid: int) -> bool:
         return pid not in self.slowed and is_stopped_by_signal(pid)
@@ -144,5 +158,5 @@ LOCAL = LocalMachine()
 
 
 def slowed_by(machine: Machine) -> set[int]:
-    """Where a nemesis notes which processes it slows down; what a simulated machine does not look at."""
+    """The set in which a nemesis notes the processes that it slows down; a simulated machine does not look at it."""
     return machine.slowed if isinstance(machine, LocalMachine) else set()

@@ -1,4 +1,4 @@
-"""One per host: owns the role processes of this machine and tells their owners how they ended.
+"""The node agent, one per host: holds the role processes of its machine and tells their owners how they ended.
 
     SpawnProcess ─▶ exec ─▶ ProcessReady ─▶ SpawnReply            (or the failure, with the last log lines)
     pidfd ─▶ exit ─▶ ProcessExited to the owner
@@ -8,8 +8,8 @@ Invariants
 - Every process that became ready ends in exactly one ProcessExited to its owner; one that did not, in exactly one
   SpawnReply with a failure.
 - A process has one owner, the actor that asked for it. When the owner is gone and nobody adopts the process within
-  ``orphan_grace_s``, it is stopped. One that is adopted after that is still stopped, and was preempted for whom it
-  has now: nobody there wanted it to end.
+  ``orphan_grace_s``, it is stopped. A process adopted after that is still stopped, and its new owner is told that it
+  was preempted, since that owner did not ask for its end.
 - A busy process is left alone; a hung one is killed (``failure_detector``).
 - No process outlives this one (``parent_death``), and none outlives this actor.
 """
@@ -28,13 +28,14 @@ from actors.core.watch import Down, Gone
 from actors.host.bounded_file import trim
 from actors.weights.segments import keep_run_id
 from configs.names import NAME_CHARACTERS_MAX, name_problem
-from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
-from supervisors.machine.leftover_files import LeftoverFiles
-from supervisors.machine.managed_process import Managed, NodeOptions, beside
-from supervisors.machine.parked_processes import ParkedProcesses
-from supervisors.machine.process import Launch, ProcessExit
-from supervisors.machine.process_log import last_lines
-from supervisors.machine.process_spec import ProcessSpec
+from configs.run_files import LOGS
+from supervisors.machine.membership.failure_detector import DetectorLimits, FailureDetector, Health
+from supervisors.machine.processes.held_sockets import listening_of
+from supervisors.machine.processes.leftover_files import LeftoverFiles
+from supervisors.machine.processes.managed_process import Managed, NodeOptions, ParkedProcesses, beside
+from supervisors.machine.processes.process import Launch, ProcessExit
+from supervisors.machine.processes.process_log import last_lines
+from supervisors.machine.processes.process_spec import ProcessSpec
 from supervisors.tree.messages import (
     AdoptProcesses,
     ListProcesses,
@@ -94,7 +95,7 @@ class NodeAgent(Actor):
             await self._parked.end()
 
     async def wait_empty(self, timeout_s: float) -> bool:
-        """Until no process runs here; False: some still do after ``timeout_s``."""
+        """Wait until no process runs here; False: some still do after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._managed:
@@ -112,7 +113,7 @@ class NodeAgent(Actor):
         owner = self.ctx.sender
         if owner is None:
             return _failed(ExitCause.CRASHED, "a process needs an owner: ask from within an actor")
-        for name in (message.args.name, message.name):  # they become those of a file and of a peer
+        for name in (message.args.name, message.name):  # a file and a peer are named by them
             if problem := name_problem(name, longest=3 * NAME_CHARACTERS_MAX):
                 return _failed(ExitCause.CRASHED, f"the name of a process {problem}")
         if problem := self._options.machine.devices.lacks(message.devices):
@@ -140,7 +141,7 @@ class NodeAgent(Actor):
         return SpawnReply(started=self._started(managed, report))
 
     async def _make_room(self, name: str, owner: ActorAddress) -> bool:
-        """An owner that asks again has lost track of its process, and one that is gone needs none: kill that life."""
+        """Kill a process of that name if its owner asks again, having lost track of it, or is gone; False: it stays."""
         old = self._managed.get(name)
         if old is None:
             return True
@@ -155,7 +156,7 @@ class NodeAgent(Actor):
         limits = self.ctx.limits
         args = msgspec.structs.replace(order.args, node=self._node)
         if args.run_id:
-            keep_run_id(Path(args.run_dir), args.run_id)  # it is here, too, what its memory is called
+            keep_run_id(Path(args.run_dir), args.run_id)  # its shared memory has the same name on every machine
         self._starts += 1
         spec = ProcessSpec(
             name=order.name,
@@ -169,13 +170,13 @@ class NodeAgent(Actor):
             keys=self._options.keys,
             neighbours=self._options.neighbours,
         )
-        log_path = Path(args.run_dir) / "logs" / f"{args.name}.log"
+        log_path, now_s = Path(args.run_dir) / LOGS / f"{args.name}.log", self.ctx.now()
         launch = Launch(self._options.command, log_path, spec.encode(), {}, order.may_stay, order.devices)
-        now_s = self.ctx.now()
         managed = Managed(
             order=order,
             owner=owner,
-            process=self._parked.serve(args.role, launch) or self._options.machine.launch(launch),
+            process=self._parked.serve(args.role, launch)
+            or self._options.machine.launch(launch, listening_of(order.name, args)),
             detector=FailureDetector(
                 DetectorLimits(
                     ready_s=order.ready_timeout_s,
@@ -195,7 +196,7 @@ class NodeAgent(Actor):
         return managed
 
     def _listen(self, name: str) -> str:
-        """Beside us: the same directory for ipc, the same host for tcp."""
+        """Endpoint beside the agent's: in the same directory for ipc, on the same host for tcp."""
         template = self._options.listen or beside(self.ctx.self_address.endpoint)
         return template.replace("{name}", f"{name[-24:]}.{self._starts}")
 
@@ -240,7 +241,7 @@ class NodeAgent(Actor):
         self._ended(managed, await asyncio.shield(managed.process.exited))
 
     def _ended(self, managed: Managed, end: ProcessExit) -> None:
-        """Forget the process and tell whoever must know. Once per process."""
+        """Forget a process that has ended, and tell its owner. Once per process."""
         if managed.end is not None:
             return
         managed.end = end
@@ -285,6 +286,7 @@ class NodeAgent(Actor):
         if managed is None:
             return StopReply()
         end = await managed.process.stop(message.deadline_s, message.cause)
+        self._options.machine.let_go(message.name)
         return StopReply(exit_code=end.code)
 
     @handles(Look)
@@ -354,7 +356,7 @@ class NodeAgent(Actor):
         return self._list()
 
     def _is_back(self, asker: ActorAddress) -> None:
-        """An owner that was only cut off, and asks what is left of its processes."""
+        """Watch an owner again that was only cut off, and now asks what is left of its processes."""
         for owner in list(self._orphaned_s):
             if (owner.name, owner.peer) == (asker.name, asker.peer):
                 self._watch(owner)
@@ -381,7 +383,7 @@ class NodeAgent(Actor):
                     self.ctx.start_task(self._stop_orphan(managed), f"orphan-{managed.order.name}")
 
     async def _stop_orphan(self, managed: Managed) -> None:
-        """As preempted: an owner that comes meanwhile replaces it once it is gone, at no cost."""
+        """Stop it as preempted: an owner that adopts it meanwhile replaces it once it is gone, at no cost."""
         await managed.process.stop(self.ctx.limits.stop_timeout_s, ExitCause.PREEMPTED)
 
     async def _trim_logs(self) -> None:

@@ -1,12 +1,12 @@
 """A run directory belongs to one run: made for it alone, and locked for as long as it lives.
 
     new       mkdir, which fails if it exists ─▶ the next number           no two runs get the same one
-    locked    flock on ``run.lock`` ─▶ whose process it is, written in it ─▶ … ─▶ emptied and let go
-    refused   somebody holds the lock, or the process that is written in it still lives
+    locked    flock on ``run.lock`` ─▶ its owner's process is written in it ─▶ … ─▶ emptied and let go
+    refused   another process holds the lock, or the process that is written in it still lives
 
 The system lets go of a lock with its process, however that ends, so nobody has to clean up. The record is for people,
 and for one gap: of a head that serves many jobs (``headrace head``) the process that holds their locks may be killed
-and started again by its machine process. That is who is written, and as long as it lives the directory is taken.
+and started again by its machine process. The record names the latter: as long as it lives, the directory is taken.
 
 Over NFS, locks work between machines where the server supports them (NFS 4, or 3 with lockd); mounted with ``nolock``
 or ``local_lock`` they only keep this machine's processes apart.
@@ -21,15 +21,14 @@ import os
 import platform
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import psutil
 
 from actors.host.room import no_space
 from configs.limits import DEFAULT_LIMITS
+from configs.run_files import RUN_LOCK
 from supervisors.tree.errors import DirectoryInUse
-
-LOCK_FILE: Final = "run.lock"
 
 
 def make_run_directory(root: Path, name: str) -> Path:
@@ -48,17 +47,17 @@ def make_run_directory(root: Path, name: str) -> Path:
 
 
 class DirectoryLock(Protocol):
-    """It keeps others out of ``run_dir``."""
+    """Keeps others out of ``run_dir``."""
 
     run_dir: Path
 
     def release(self) -> None:
-        """Idempotent."""
+        """Let go of the lock. Idempotent."""
         ...
 
 
 class RunLock:
-    """A run lock keeps others out of a run directory until ``release``, or the end of this process."""
+    """Keeps others out of a run directory until ``release``, or the end of this process."""
 
     def __init__(self, run_dir: Path, descriptor: int) -> None:
         self.run_dir = run_dir
@@ -66,14 +65,14 @@ class RunLock:
 
     @classmethod
     def take(cls, run_dir: Path, owner_pid: int | None = None) -> Self:
-        """Lock ``run_dir``, made if need be. ``owner_pid``: who keeps it over lives of this process; default: nobody.
+        """Lock ``run_dir``, made if need be. ``owner_pid``: the process that starts this one again; default: none.
 
         Raises:
-            DirectoryInUse: a run lives in it; nothing was touched.
+            DirectoryInUse: a run lives there; nothing was touched.
             NoSpaceLeft, OSError: the lock cannot be written.
         """
         run_dir.mkdir(parents=True, exist_ok=True)
-        path, owner = run_dir / LOCK_FILE, owner_pid or os.getpid()
+        path, owner = run_dir / RUN_LOCK, owner_pid or os.getpid()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:
@@ -95,7 +94,7 @@ class RunLock:
         return cls(run_dir, descriptor)
 
     def release(self) -> None:
-        """Idempotent."""
+        """Let go of the lock. Idempotent."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
@@ -110,9 +109,9 @@ class RunLock:
 
 
 def has_owner(run_dir: Path) -> bool:
-    """Whether the run in it lives, as far as this machine can tell."""
+    """Whether the run in ``run_dir`` lives, as far as this machine can tell."""
     try:
-        descriptor = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(run_dir / RUN_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

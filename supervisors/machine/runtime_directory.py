@@ -1,11 +1,11 @@
-"""The directory of a machine process's sockets: private, with a short path, and gone after it, if not by itself.
+"""The directory of a machine process's sockets: private, with a short path, and removed when the process has ended.
 
-    start ─▶ sweep: directories that our like has left ─▶ a fresh one, with a marker that says whose it is
-    stop  ─▶ removed        killed ─▶ the next start of anybody of this user removes it
+    start ─▶ sweep: remove what killed processes have left ─▶ a fresh one, with a marker that names its process
+    stop  ─▶ removed        killed ─▶ the next start or stop of a process of the same user removes it
 
 Invariants
-- What is removed bears our name and our marker, belongs to this user, is entered by nobody else, and names a process
-  that is gone: a pid that somebody else has by now began at another time.
+- A directory is removed only if it bears our name and our marker, only this user can enter it, and the process that it
+  names is gone: a process that has got the same pid by now began at another time.
 - Whatever cannot be read or removed stays: a start does not fail for it.
 """
 
@@ -25,15 +25,15 @@ _PREFIX: Final = "headrace-"
 _MARKER: Final = "owner.json"
 _MARKER_BYTES_MAX: Final = 1024
 _SAME_START_S: Final = 2.0
-"""Within so many seconds two readings of a process's start are the same: the boot time is a rounded one."""
+"""Largest difference between two readings of one process's start: the boot time is rounded."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """An owner is the process that a runtime directory belongs to."""
+    """The process that a runtime directory belongs to."""
 
     pid: int
     began_s: float
-    """Wall clock time at which the process began; with its number it names one process."""
+    """Wall-clock time at which the process began; it tells processes of the same pid apart."""
 
     @property
     def is_gone(self) -> bool:
@@ -53,6 +53,12 @@ def make_runtime_directory() -> Path:
     owner = Owner(os.getpid(), psutil.Process().create_time())
     (directory / _MARKER).write_bytes(msgspec.json.encode(owner))
     return directory
+
+
+def remove_runtime_directory(directory: Path) -> None:
+    """Remove the directory of this process, and what killed ones have left, such as a run's functions."""
+    shutil.rmtree(directory, ignore_errors=True)
+    _sweep(directory.parent)
 
 
 def _sweep(parent: Path) -> None:

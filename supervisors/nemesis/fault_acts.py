@@ -1,9 +1,9 @@
-"""Each kind of fault, as what is done to a cluster: to the real processes of a run, or to simulated ones.
+"""What each kind of fault does to a cluster: to the real processes of a run, or to simulated ones.
 
-    fault ─▶ victims ─▶ crash, halt, slow, shift the clock, take away with a notice    each victim
+    fault ─▶ victims ─▶ crash, halt, slow, shift the clock, exhaust the memory, take away    each victim
           └▶ disturb its links, spoil a chunk of the weights, fill the journal's disk
 
-When a fault strikes, decides ``fault_schedule.py`` for a real run and ``supervisors/simulation/nemesis.py`` for a
+``fault_schedule.py`` decides when a fault strikes a real run, ``simulation/faults/nemesis.py`` when it strikes a
 simulated one.
 """
 
@@ -24,59 +24,63 @@ from supervisors.tree.errors import FaultNotPossible
 log = structlog.get_logger("headrace.nemesis")
 
 Heal = Callable[[], Awaitable[str]]
-"""Ends a fault, and says how that went, for people."""
+"""Callback that ends a fault, and says how that went, for people."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A hit is what a strike has done."""
+    """The victims of one strike, and how to end it."""
 
     names: list[str]
     """The names of what was hit, for people."""
     heals: Sequence[Heal] = ()
-    """The ways to end it, as far as it does not end by itself."""
+    """The callbacks that end the fault, as far as it does not end by itself."""
 
 
 V = TypeVar("V")
 
 
 class Cluster(Protocol[V]):
-    """A cluster is what a fault may be done to; its victims are of type ``V`` and name themselves to people.
+    """The cluster that faults are done to; its victims are of type ``V``, and ``str`` of one names it to people.
 
-    Every method but ``later`` raises FaultNotPossible if it cannot be done. What is given a length either ends by
-    itself or returns what ends it.
+    Every method but ``later`` raises FaultNotPossible if it cannot be done. A fault that is given a length ends by
+    itself, or its method returns what ends it.
     """
 
     async def victims(self, target: fp.Target, rng: random.Random) -> list[V]:
-        """Those that ``target`` (not a link or chunk) names; at least one."""
+        """The victims that ``target`` (not a link or chunk) names; at least one."""
         ...
 
     async def crash(self, victim: V, rng: random.Random) -> None:
-        """End it without a word; what else ends with it may be drawn."""
+        """End ``victim`` without notice; ``rng`` may draw what else ends with it."""
         ...
 
     async def halt(self, victim: V, lasts_s: float | None) -> Heal | None:
-        """Let it stand still."""
+        """Stop ``victim`` without ending it."""
         ...
 
     async def slow(self, victim: V, factor: float, lasts_s: float | None) -> Heal | None: ...
     async def shift_clock(self, victim: V, jump_s: float, lasts_s: float | None) -> Heal | None: ...
 
+    async def exhaust_memory(self, victim: V) -> None:
+        """Let the next micro-batch of ``victim`` find no memory."""
+        ...
+
     async def give_notice(self, victim: V, notice_s: float) -> None:
-        """Tell those that can hand something over; to the others the signal is all they hear."""
+        """Tell a victim that can hand its work over; any other one gets the signal only."""
         ...
 
     async def send_signal(self, victim: V, number: signal.Signals) -> None: ...
 
     async def disturb(self, fault: fp.Partition | fp.LinkFault, rng: random.Random) -> Hit:
-        """Let links misbehave, or be cut."""
+        """Make links misbehave, or cut them."""
         ...
 
     async def spoil_chunk(self, fault: fp.Corrupt, rng: random.Random) -> Hit: ...
     async def fill_disk(self, fault: fp.DiskFull, rng: random.Random) -> Hit: ...
 
     def later(self, work: Coroutine[Any, Any, None], name: str) -> object:
-        """Go on beside whoever strikes."""
+        """Run ``work`` in the background."""
         ...
 
 
@@ -98,7 +102,7 @@ async def commit(cluster: Cluster[V], fault: fp.FaultBase, rng: random.Random) -
 
 
 async def _on_each_victim(cluster: Cluster[V], fault: fp.FaultBase, rng: random.Random) -> Hit:
-    """One victim that cannot be hit does not spare the others."""
+    """Hit each victim; one that cannot be hit does not spare the others."""
     names: list[str] = []
     heals: list[Heal] = []
     spared: list[FaultNotPossible] = []
@@ -126,6 +130,8 @@ async def _on_victim(cluster: Cluster[V], fault: fp.FaultBase, victim: V, rng: r
             return await cluster.slow(victim, fault.factor, fault.heal_after_s)
         case fp.Clock():
             return await cluster.shift_clock(victim, fault.jump_s, fault.heal_after_s)
+        case fp.OutOfMemory():
+            await cluster.exhaust_memory(victim)
         case fp.Preempt():
             cluster.later(_take_away(cluster, victim, fault), f"preempt {victim}")
         case _:

@@ -3,8 +3,10 @@
     FaultPlan ─▶ FaultSchedule ─▶ one task a fault: trigger ─▶ strike ─▶ every_s ─▶ strike …
                                      ▲ processes ready, or after_step steps committed
 
-What was not struck when the run ends is recorded as skipped; what could not be done, as failed, and told. A head that
-was killed, by this plan perhaps, loses its schedule: the next head's reads in events.jsonl how far it had come.
+A plan for several jobs has a schedule in each: a fault belongs to the job that its target names, and goes by that job's
+time and steps. A fault on what all jobs share, the head or a node, goes by the first job's time unless it names one.
+Strikes left when the run ends are recorded as skipped; those that were not possible, as failed, and people are told. A
+head that was killed, perhaps by this plan, loses its schedule: the next head reads in events.jsonl how far it had come.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -22,45 +25,83 @@ from actors.core.context import named_rng
 from actors.host.clock import time_of_day_s
 from configs.errors import ConfigError, Problem
 from configs.fault_plan import FaultBase, FaultPlan
+from configs.run_files import EVENTS
 from configs.schema import JobConfig
+from supervisors.nemesis.fault_targets import HEAD
 from supervisors.tree.errors import FaultNotPossible
 
 _NAMES: Final = re.compile(r"(rollout-\d+|trainer)(\.rank\d+)?|weights|rewards|head")
 STARTED: Final = "faults_started"
-"""The event with which a plan begins: what was struck before belongs to another one."""
+"""The event with which a plan begins: strikes before it belong to another plan."""
 
 
-def check_plan(plan: FaultPlan, job: JobConfig, where: str) -> None:
-    """Check what can be known of a plan before the run begins.
+def check_plan(plan: FaultPlan, jobs: Sequence[JobConfig], where: str) -> None:
+    """Check what can be known of a plan before the jobs begin.
 
     Raises:
-        ConfigError: it names a process or job that this run will not have.
+        ConfigError: it names a process or job that there will not be, or could mean several.
     """
     problems: list[Problem] = []
+    by_name = {job.name: job for job in jobs}
     for number, fault in enumerate(plan.faults):
         field, target = f"faults.{number}.target", fault.target
         if target.name is not None and not _NAMES.fullmatch(target.name):
             wrong = f"no process of this run is called {target.name!r}"
             problems.append(Problem(where, f"{field}.name", wrong, "Use rollout-0, trainer, weights, rewards or head"))
-        if target.job not in (None, job.name):
-            wrong = f"this run is of job {job.name!r}, not {target.job!r}"
-            problems.append(Problem(where, f"{field}.job", wrong, "Leave it out"))
-        if fault.after_step is not None and fault.after_step > job.steps:
+        job = by_name.get(_job_of(fault, list(by_name)))
+        if target.job is not None and job is None:
+            wrong = f"this run is of {'jobs' if len(jobs) > 1 else 'job'} {_listed(by_name)}, not {target.job!r}"
+            fix = "Name one of them" if len(jobs) > 1 else "Leave it out"
+            problems.append(Problem(where, f"{field}.job", wrong, fix))
+        elif job is None:
+            wrong = f"is missing, and {target} may be of any of the jobs {_listed(by_name)}"
+            problems.append(Problem(where, f"{field}.job", wrong, "Say which one is meant"))
+        elif fault.after_step is not None and target.job is None and len(jobs) > 1:
+            wrong = f"is missing, and after_step may count the steps of any of the jobs {_listed(by_name)}"
+            problems.append(Problem(where, f"{field}.job", wrong, "Say whose steps are counted"))
+        elif fault.after_step is not None and fault.after_step > job.steps:
             wrong = f"{fault.after_step} is more than the job's {job.steps} steps"
             problems.append(Problem(where, f"faults.{number}.after_step", wrong, "Lower it"))
     if problems:
         raise ConfigError(problems)
 
 
+def _listed(jobs: Mapping[str, JobConfig]) -> str:
+    return ", ".join(map(repr, jobs))
+
+
+def _job_of(fault: FaultBase, jobs: Sequence[str]) -> str:
+    """The job to which a fault belongs; empty: it may be any of several."""
+    target = fault.target
+    if target.job is not None or len(jobs) == 1:
+        return target.job or jobs[0]
+    is_shared = HEAD in (target.role, target.name) or target.role == "node" or target.node is not None
+    return jobs[0] if is_shared else ""
+
+
+@dataclass(frozen=True)
+class JobFaults:
+    """A plan, and which of its faults belong to one job."""
+
+    plan: FaultPlan
+    numbers: frozenset[int]
+
+
+def faults_of(plan: FaultPlan, job: str, jobs: Sequence[str]) -> JobFaults:
+    """The part of ``plan`` that belongs to ``job``, one of ``jobs``."""
+    numbers = (number for number, fault in enumerate(plan.faults) if _job_of(fault, jobs) == job)
+    return JobFaults(plan, frozenset(numbers))
+
+
 class Striker(Protocol):
-    """A schedule has this strike, and record what became of it: a nemesis."""
+    """Injects the faults of a schedule, and records what became of each: a nemesis."""
 
     async def strike(self, fault: FaultBase, rng: random.Random, number: int = 0) -> list[str]: ...
     def record(self, name: str, **fields: float | str) -> None: ...
 
 
 class Watched(Protocol):
-    """A schedule follows this: a run."""
+    """What a schedule follows: a run."""
 
     @property
     def run_dir(self) -> Path: ...
@@ -70,40 +111,43 @@ class Watched(Protocol):
 
 
 class FaultSchedule:
-    """A plan in the course of a run. ``start`` it when the run's processes are ready, ``stop`` it before they stop.
+    """Carries out a job's part of a fault plan. ``start`` it when the run's processes are ready, ``stop`` it
+    before they stop.
 
     Args:
         continued: a head before this one has begun with the plan.
     """
 
-    def __init__(self, nemesis: Striker, run: Watched, plan: FaultPlan, *, continued: bool = False) -> None:
+    def __init__(self, nemesis: Striker, run: Watched, faults: JobFaults, *, continued: bool = False) -> None:
         self._nemesis = nemesis
         self._run = run
-        self._plan = plan
-        self._past = Past.of(run.run_dir / "events.jsonl") if continued else Past()
+        self._plan = plan = faults.plan
+        self._numbers = sorted(faults.numbers)
+        self._past = Past.of(run.run_dir / EVENTS) if continued else Past()
         self._steps = int(run.summary().get("steps", 0))
         self._moved = asyncio.Event()
         self._unsubscribe: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
-        self._left = [max(0, fault.times - self._past.struck[n]) for n, fault in enumerate(plan.faults)]
+        self._left = {n: max(0, plan.faults[n].times - self._past.struck[n]) for n in self._numbers}
         self.injected = self._past.injected
         self.failed = self._past.failed
 
     def start(self) -> None:
-        """Let time run."""
+        """Start to wait for each fault's time."""
         self._unsubscribe = self._run.subscribe(self._on_progress)
         if self._past.started_s is None:
-            self._nemesis.record(STARTED, faults=len(self._plan.faults), seed=self._plan.seed)
-        for number, fault in enumerate(self._plan.faults):
+            self._nemesis.record(STARTED, faults=len(self._numbers), seed=self._plan.seed)
+        for number in self._numbers:
+            fault = self._plan.faults[number]
             name = f"fault {number}: {fault.kind}"
             self._tasks.append(asyncio.create_task(self._follow(number, fault), name=name))
 
     def stop(self) -> dict[str, int]:
-        """End it; returns how many strikes were injected, failed, and skipped because the run was over first."""
+        """End the schedule; returns how many strikes were injected, failed, or skipped as the run was over first."""
         self._unsubscribe()
         for task in self._tasks:
             task.cancel()
-        skipped = [(number, left) for number, left in enumerate(self._left) if left]
+        skipped = [(number, left) for number, left in self._left.items() if left]
         for number, left in skipped:
             fault = self._plan.faults[number]
             self._nemesis.record("fault_skipped", fault=number, kind=fault.kind, target=str(fault.target), strikes=left)
@@ -123,7 +167,7 @@ class FaultSchedule:
             await self._strike(number, fault, rng)
 
     async def _trigger(self, number: int, fault: FaultBase) -> None:
-        """Until the first strike that is left."""
+        """Wait until the first strike that is left is due."""
         if self._past.struck[number]:
             await asyncio.sleep(fault.every_s or 0.0)
             return
@@ -136,7 +180,7 @@ class FaultSchedule:
         await asyncio.sleep(max(0.0, fault.delay_after_trigger_s - elapsed_s))
 
     async def _strike(self, number: int, fault: FaultBase, rng: random.Random) -> None:
-        """One strike. If the run is over while it still waits for its target, it is left, and counts as skipped."""
+        """Strike once. If the run ends while the strike still waits for its target, it counts as skipped."""
         try:
             hit = await self._nemesis.strike(fault, rng, number)
         except FaultNotPossible as error:
@@ -153,9 +197,9 @@ class Past:
 
     def __init__(self) -> None:
         self.started_s: float | None = None
-        """When the plan began, on the wall clock."""
+        """Wall-clock time at which the plan began; None: it has not begun."""
         self.struck: Counter[int] = Counter()
-        """The strikes by the fault's number, with those on a head that did not live to tell of them."""
+        """Number of strikes by the fault's number, with those on a head that ended before it could record them."""
         self.injected = self.failed = 0
 
     @classmethod

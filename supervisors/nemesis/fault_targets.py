@@ -2,7 +2,7 @@
 
     Target(role, name, node, link) ─▶ victims(roster) ─▶ Victim: a process, where it is, and who speaks for it
 
-A roster is a snapshot; who is not running at that moment cannot be hit, and the nemesis waits for it for a while.
+A roster is a snapshot; a process that does not run at that moment cannot be hit, and the nemesis waits for it a while.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IN_HEAD = frozenset({"scheduler", "job", "metrics"})
 
 @dataclass(frozen=True)
 class Victim:
-    """A victim is a process that can be hit."""
+    """A process that can be hit."""
 
     name: str
     """The name of its actor, such as ``rollout-0``; of its node, if it hosts a node agent; or ``head``."""
@@ -49,17 +49,17 @@ class Victim:
 
 @dataclass(frozen=True)
 class Roster:
-    """A roster holds everybody who is running now."""
+    """The processes of a run that are running now."""
 
     running: Sequence[Victim]
     known: frozenset[str]
     """The names of the job's role processes, running or not."""
 
     def victims(self, target: Target, rng: random.Random) -> list[Victim]:
-        """Those that ``target`` (not a link or chunk) names; empty if none of them runs right now.
+        """The processes that ``target`` (not a link or chunk) names; empty if none of them runs right now.
 
         Raises:
-            FaultNotPossible: there is no such thing in this run, and there will not be.
+            FaultNotPossible: there is no such process in this run, and there will not be.
         """
         if target.role is not None:
             return self._of_role(target.role, target.count, rng)
@@ -71,7 +71,7 @@ class Roster:
         """The processes at both ends of a link; an end is a name, a role or a node.
 
         Raises:
-            FaultNotPossible: an end is none of that, or both ends are one process.
+            FaultNotPossible: an end is none of these, or both ends are one process.
         """
         one, other = ([self._head()] if end in IN_HEAD else self._end(end) for end in link)
         both = {victim.peer for victim in one} & {victim.peer for victim in other}

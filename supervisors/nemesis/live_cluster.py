@@ -1,11 +1,11 @@
-"""The real processes of a run, and what a fault may do to them: who runs now, and orders to those who can commit it.
+"""The real processes of a run, and what a fault may do to them: who runs now, and orders to those who can inject it.
 
     fault ─▶ roster of what runs now ─▶ victims ─▶ ┬ signals          NodeFaults beside the victim's node agent
                                                    ├ links, clock     the victim itself, and who is at the other end
                                                    ├ weight chunks    the segment in shared memory, or its streams
                                                    └ the journal      this process
 
-Who is to be hit is waited for, since it may be in the middle of a restart.
+A fault waits until its victim runs, which may be in the middle of a restart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from actors.core.errors import AskError, RemoteError
@@ -23,17 +23,19 @@ from actors.protocol.metrics import Event, Flush, Flushed
 from actors.protocol.work import Drain
 from actors.weights.segments import read_manifests
 from configs import fault_plan as fp
+from configs.run_files import JOURNAL
 from supervisors.faults.chunk_faults import mend_all, mend_chunk, spoil_chunk
 from supervisors.faults.fault_messages import (
     ApplyFault,
     ClockOrder,
     FaultApplied,
     LinkOrder,
+    MemoryOrder,
     SignalChild,
     SignalNode,
     SlowChild,
 )
-from supervisors.machine.machine import JOURNAL, LocalMachine, Machine
+from supervisors.machine.machine import LocalMachine, Machine
 from supervisors.nemesis.fault_acts import Heal, Hit, log
 from supervisors.nemesis.fault_targets import HEAD, Roster, Victim, beside
 from supervisors.tree.errors import FaultNotPossible
@@ -42,7 +44,7 @@ from transport.address import ActorAddress
 if TYPE_CHECKING:
     from actors.core.system import ActorSystem
     from supervisors.jobs.job_run import JobRun
-    from supervisors.machine.nodes import Nodes
+    from supervisors.machine.membership.nodes import Nodes
 
 T = TypeVar("T")
 
@@ -50,7 +52,7 @@ _POLL_S: Final = 0.05
 
 
 class Serving(Protocol):
-    """A head, as far as it is needed here."""
+    """The part of a head that is needed here."""
 
     @property
     def system(self) -> ActorSystem: ...
@@ -58,6 +60,8 @@ class Serving(Protocol):
     def nodes(self) -> Nodes: ...
     @property
     def machine(self) -> Machine: ...
+    @property
+    def jobs(self) -> Mapping[str, JobRun]: ...
 
 
 class LiveCluster:
@@ -68,14 +72,14 @@ class LiveCluster:
         self._run = run
         self._limits = run.job.limits
         self._later: set[asyncio.Task[None]] = set()
-        mend_all(run.run_dir)  # a nemesis whose head was killed could not
+        mend_all(run.run_dir)  # a head that was killed may have left spoilt chunks
 
     @property
     def job(self) -> str:
         return self._run.job.name
 
     def record(self, name: str, **fields: float | str) -> None:
-        """Into events.jsonl and the log."""
+        """Write an event into events.jsonl and the log."""
         log.warning(name, **fields)
         metrics = self._head.system.ref(self._run.address("metrics"))
         metrics.tell(Event(job=self.job, name=name, fields=dict(fields)))
@@ -90,7 +94,7 @@ class LiveCluster:
             log.warning("the record of a fault may be missing", why=str(error))
 
     def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Go on beside the run, and end with it at the latest."""
+        """Do ``work`` in the background; it is cancelled when the run ends."""
         task = asyncio.create_task(work, name=name)
         self._later.add(task)
         task.add_done_callback(self._done)
@@ -98,10 +102,10 @@ class LiveCluster:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._later.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("what was to follow a fault failed", task=task.get_name(), error=repr(error))
+            log.error("background work of a fault failed", task=task.get_name(), error=repr(error))
 
     def stop(self) -> None:
-        """The run is over: nothing comes later any more, and nothing is left behind."""
+        """The run is over: cancel the work in the background, and let the journal's disk have room again."""
         for task in self._later:
             task.cancel()
         if isinstance(self._head.machine, LocalMachine):
@@ -110,7 +114,7 @@ class LiveCluster:
     # ------------------------------------------------------------ who is hit
 
     def roster(self) -> Roster:
-        """Everybody who runs now."""
+        """Every process that runs now."""
         head = self._head.system.address(HEAD)
         agents = {node.name: node.agent for node in self._head.nodes.present}
         local = beside(head)
@@ -150,15 +154,15 @@ class LiveCluster:
         return await self.as_soon_as(look, target)
 
     async def as_soon_as(self, look: Callable[[], T | None], target: fp.Target) -> T:
-        """What ``look`` returns, as soon as that is something; ``target`` is for the message.
+        """Call ``look`` until it returns something, and return that; ``target`` is for the error message.
 
         Raises:
-            FaultNotPossible: not within ``limits.fault_target_wait_s``.
+            FaultNotPossible: it returned nothing within ``limits.fault_target_wait_s``.
         """
         wait_s = self._limits.fault_target_wait_s
         try:
             async with asyncio.timeout(wait_s):
-                while not (found := look()):  # noqa: ASYNC110 - nobody tells of a start
+                while not (found := look()):  # noqa: ASYNC110 - no message announces a start
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
             raise FaultNotPossible(f"nothing that {target} names has been running for {wait_s:g} s") from error
@@ -167,7 +171,11 @@ class LiveCluster:
     # ------------------------------------------------------------ what is done to them
 
     async def order(self, to: ActorAddress, message: Message) -> None:
-        """Have ``message`` obeyed."""
+        """Send ``message`` to the actor that is to inject the fault, and wait until it has.
+
+        Raises:
+            FaultNotPossible: it refuses, or does not answer.
+        """
         try:
             await self._head.system.ref(to).ask(message, FaultApplied, self._limits.fault_order_timeout_s)
         except RemoteError as error:
@@ -176,7 +184,7 @@ class LiveCluster:
             raise FaultNotPossible(f"{to.name} of {to.peer.name} does not answer: {error}") from error
 
     async def send_signal(self, victim: Victim, number: signal.Signals, continue_after_s: float | None = None) -> None:
-        """``continue_after_s``: a node that is stopped has nobody left to continue it, so it provides for that."""
+        """Send a signal. ``continue_after_s``: a node that stops itself arranges beforehand to be continued."""
         if victim.is_node:
             await self.order(victim.node_faults, SignalNode(signal=number, continue_after_s=continue_after_s))
         else:
@@ -192,7 +200,7 @@ class LiveCluster:
             try:
                 await self.send_signal(victim, signal.SIGCONT)
             except FaultNotPossible:
-                return "whoever owns it had ended it by then"
+                return "its owner had ended it by then"
             return "continued"
 
         return None if victim.is_node else go_on
@@ -205,6 +213,9 @@ class LiveCluster:
     async def shift_clock(self, victim: Victim, jump_s: float, lasts_s: float | None) -> None:
         await self.order(victim.own_faults, ApplyFault(order=ClockOrder(jump_s=jump_s, lasts_s=lasts_s)))
 
+    async def exhaust_memory(self, victim: Victim) -> None:
+        await self.order(victim.own_faults, ApplyFault(order=MemoryOrder()))
+
     async def give_notice(self, victim: Victim, notice_s: float) -> None:
         if victim.role == "node":
             self._head.nodes.drain(victim.name)
@@ -216,13 +227,14 @@ class LiveCluster:
             )
 
     async def _drain_node(self, node: str) -> None:
-        moved = await self._run.tree.drain_node(node)
+        running = [run for run in list(self._head.jobs.values()) if not run.state.over]
+        moved = sum([await run.tree.pool.drain_node(node) for run in running])
         log.info("a node is drained before it is preempted", node=node, workers=moved)
 
     async def disturb(self, fault: fp.Partition | fp.LinkFault, rng: random.Random) -> Hit:
-        """Both ends are told: each misbehaves in what it sends, and a partition is one at both.
+        """Tell both ends of a link, since each can only spoil what it sends itself.
 
-        An end that an earlier fault has stopped hears nothing, and sends nothing either: the others suffice.
+        An end that an earlier fault has stopped hears nothing, and sends nothing either: the other ends suffice.
         """
         if fault.target.link is not None:
             one, other = await self.ends(fault.target)
@@ -232,15 +244,15 @@ class LiveCluster:
             other = [victim for victim in self.roster().running if victim.peer not in names]
         told = [(victim, other) for victim in one] + [(victim, one) for victim in other]
         # Those who hear of it first must not cut off those who have not: the head, which tells them, comes last.
-        deaf: list[FaultNotPossible] = []
+        unreached: list[FaultNotPossible] = []
         for victim, others in sorted(told, key=lambda pair: pair[0].role == HEAD):
             try:
                 await self.order(victim.own_faults, ApplyFault(order=_link_order(fault, others)))
             except FaultNotPossible as error:
-                deaf.append(error)
+                unreached.append(error)
                 log.warning("one end of a link did not take its fault", end=str(victim), why=str(error))
-        if len(deaf) == len(told):
-            raise deaf[0]
+        if len(unreached) == len(told):
+            raise unreached[0]
         return Hit([f"{victim} ⇄ {', '.join(v.name for v in other)}" for victim in one])
 
     async def spoil_chunk(self, fault: fp.Corrupt, rng: random.Random) -> Hit:
@@ -267,7 +279,7 @@ class LiveCluster:
         if fault.target.role != "scheduler":
             raise FaultNotPossible("the tiers of a training service are filled in simulations only")
         if not isinstance(machine, LocalMachine):
-            raise FaultNotPossible(f"the journal of a {type(machine).__name__} is not ours to fill")
+            raise FaultNotPossible(f"the journal of a {type(machine).__name__} cannot be filled")
         machine.full_disks.add(path)
 
         async def empty() -> str:

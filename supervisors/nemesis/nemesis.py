@@ -3,10 +3,11 @@
     each strike ─▶ fault_injected | fault_failed (why) ─▶ after its time ─▶ fault_healed
 
 Invariants
-- Every strike is recorded once it is done, as injected or as failed: one that waits for its victim's answer may be
-  overtaken by a later one. A fault on the head is announced before it takes effect.
-- Only processes of this run are hit: a process id is checked against its parent by who sends the signal.
-- What heals does so by itself, also when the nemesis or the head are gone; a finished run leaves nothing behind.
+- Every strike is recorded when it is done, as injected or as failed. So records are in the order in which strikes were
+  done: a strike that waits for its victim's answer may be recorded after one that began later. A fault on the head is
+  announced before it takes effect.
+- Only processes of this run are hit: the sender of a signal first checks that the process is its child.
+- A finished run leaves no fault behind. Faults on links, clocks, speed and nodes end even without nemesis and head.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from transport.errors import HeadraceError
 if TYPE_CHECKING:
     from supervisors.jobs.job_run import JobRun
 
-_BY_THEMSELVES: Final = "by the clock of those who committed it"
+_BY_THEMSELVES: Final = "by the timer of the process that injected it"
 
 
 class Nemesis:
-    """A nemesis harms one run."""
+    """Injects the faults of one run."""
 
     def __init__(self, head: Serving, run: JobRun) -> None:
         self._cluster = LiveCluster(head, run)

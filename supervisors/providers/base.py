@@ -1,8 +1,9 @@
-"""What kinds of providers share: the book of nodes, so that each end is told once and each name is used once.
+"""What all kinds of providers share: a list of nodes, so that each end is told once and each name is used once.
 
-    starting kind ─▶ begun ─▶ [runs] ─▶ [notice: asked, and a timer, or given up] ─▶ ended ─▶ on_end(node, how)
+    start ─▶ begun ─▶ [runs] ─▶ [asked to end, with a timer after a notice; or given up] ─▶ ended ─▶ on_end(node, how)
 
-A kind says how a machine is made, told to go, and taken away; the three ``_…`` methods below.
+Each kind of provider is a subclass. It says how a machine is made, told to go, and taken away: the abstract methods
+below. The ``kind`` of a node is something else: which sort of machine it is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Booked:
 
 
 class BookedProvider(ABC):
-    """It is the base of the kinds. ``on_end``, ``on_news`` and ``on_runs`` may be replaced at any time."""
+    """Knows the nodes of one kind of provider. ``on_end``, ``on_news`` and ``on_runs`` may be replaced at any time."""
 
     def __init__(self) -> None:
         self.on_end: OnEnd = lambda node, how: None
@@ -91,17 +92,17 @@ class BookedProvider(ABC):
             log.warning("machines do not end", nodes=sorted(self._nodes))
 
     def _up(self, node: str) -> None:
-        """A kind has seen that ``node`` runs; it may say so again."""
+        """Note that ``node`` runs; a subclass may call this again and again."""
         booked = self._nodes[node]
         if not booked.runs:
             booked.runs = True
             self.on_runs(node)
 
     def _ended(self, node: str, how: How = "failed", words: str = "") -> None:
-        """A kind has seen the end of ``node``; called once for each that began.
+        """Note the end of ``node``, which the subclass has seen; called once for each node that began.
 
         Args:
-            how: what it was if nobody here asked for it.
+            how: how it ended, if nobody here asked for its end.
             words: why it ended, as the cluster says it; told in that case only.
         """
         booked = self._nodes.pop(node)
@@ -114,30 +115,30 @@ class BookedProvider(ABC):
             self.on_news(node, words)
         self.on_end(node, booked.asked or how)
 
-    # ------------------------------------------------------------ what a kind does
+    # ------------------------------------------------------------ what a subclass does
 
     _close_window_s: float
 
     @abstractmethod
     def _begin(self, node: str, kind: str) -> None:
         """Raises:
-        ProviderError: there is no such machine to be had.
+        ProviderError: the provider has no such machine.
         """
 
     @abstractmethod
     def _tell_to_go(self, node: str) -> None:
-        """It may take its time."""
+        """Tell ``node`` to end; it may take its time."""
 
     @abstractmethod
     def _take_away(self, node: str) -> None:
-        """At once; harmless if it has gone."""
+        """End ``node`` at once; harmless if it has gone."""
 
     def _drop(self, node: str) -> None:
-        """It is given up; how it ended is said with the end of its log, where a kind can read that."""
+        """End ``node``, which is given up; a subclass that can read the node's log adds its last lines to the news."""
         self._take_away(node)
 
 
 def end_of_log(name: str, lines: Sequence[str], limits: Limits) -> str:
-    """What is said of the end of a log, after the words on why its machine has ended."""
+    """A phrase that quotes the end of a log; it is appended to the reason why the log's machine has ended."""
     said = " | ".join(line for line in map(str.strip, lines) if line)
     return f"; {name} ends: {said[-limits.machine_log_chars :]}" if said else f"; {name} says nothing"

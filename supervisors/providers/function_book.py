@@ -1,7 +1,8 @@
 """The book of a job's functions: which there are, since when, and what has been billed for all that ever were.
 
-It is one text: the head says it to the machine process, which starts and ends machines by it and hands it to the
-head's next life. Both read the same clock, that of the machine. What a bill is stands in ``actors/policies/bill.py``.
+The head sends the book as one text to the machine process, which starts and ends machines by it and hands it to the
+head's next life. Both read the same clock, that of the machine. ``actors/policies/planning/bill.py`` says how a
+function is billed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from actors.policies import bill
+from actors.policies.planning import bill
 from configs.provider_schema import ProviderConfig
 
 State = Literal["starting", "awake", "asleep"]
@@ -19,14 +20,14 @@ KIND: Final = "function"
 
 
 class Function(msgspec.Struct):
-    """It is one function that is not cold: a machine with one worker, or one that is being started."""
+    """One function that is not cold: a machine with one worker, or one that is being started."""
 
     node: str
     ordered_s: float
     since_s: float
-    """Time since which it is in its state."""
+    """Time at which it came into its state."""
     counted_s: float
-    """Time up to which the three sums count."""
+    """Time at which the three sums were brought up to date."""
     state: State = "starting"
     works: bool = False
     """True while it is awake for a step that is being generated."""
@@ -46,10 +47,6 @@ class Function(msgspec.Struct):
     def is_ready(self) -> bool:
         return self.state != "starting"
 
-    def has_slept(self, now: float) -> float:
-        """Seconds; -1 while it does not sleep."""
-        return now - self.since_s if self.state == "asleep" else -1.0
-
     def count(self, now: float) -> None:
         """Bring the sums up to date."""
         spent_s, self.counted_s = now - self.counted_s, now
@@ -57,21 +54,20 @@ class Function(msgspec.Struct):
         self.works_s += spent_s if self.works else 0.0
         self.starting_s += spent_s if self.state == "starting" else 0.0
 
-    def turn(self, state: State, now: float, *, works: bool = False) -> None:
-        """From now on it is in ``state``."""
+    def enter(self, state: State, now: float, *, works: bool = False) -> None:
         self.count(now)
         if state != self.state:
             self.state, self.since_s = state, now
         self.works = works
 
-    def span(self, now: float) -> bill.Span:
-        """Its life up to now."""
+    def span(self, now: float) -> bill.BilledLife:
+        """The function's life up to now, for the bill."""
         self.count(now)
-        return bill.Span(self.ordered_s, now, self.asleep_s, self.works_s)
+        return bill.BilledLife(self.ordered_s, now, self.asleep_s, self.works_s)
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """They are sums over all functions that ever were."""
+    """Sums over all functions that ever were."""
 
     billed_s: float = 0.0
     works_s: float = 0.0
@@ -79,7 +75,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class FunctionBook(msgspec.Struct):
-    """See the module's docstring."""
+    """The functions of one job that are there, and the sums of those that are gone."""
 
     there: list[Function] = msgspec.field(default_factory=list[Function])
     begun: int = 0
@@ -89,13 +85,15 @@ class FunctionBook(msgspec.Struct):
     told: Totals = Totals()
     """Totals as they stand in the rows of steps so far."""
     told_begun: int = 0
+    prefix: str = ""
+    """Beginning of every function's name."""
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
 
     @staticmethod
     def decode(text: str) -> FunctionBook:
-        """The book as the head before this one has said it; whose machines are here is not known yet."""
+        """The book from its text, as an earlier head wrote it; this head has seen none of its machines yet."""
         book = msgspec.json.decode(text, type=FunctionBook)
         for function in book.there:
             function.joined = False
@@ -105,26 +103,26 @@ class FunctionBook(msgspec.Struct):
         return next((function for function in self.there if function.worker == worker), None)
 
     def begin(self, now: float) -> Function:
-        """A new one, under a name that was never used."""
-        function = Function(f"f{self.begun}", now, now, now)
+        """Add a new function, under a name that was never used."""
+        function = Function(f"{self.prefix}f{self.begun}", now, now, now)
         self.begun += 1
         self.there.append(function)
         return function
 
     def end(self, function: Function, now: float, rule: ProviderConfig) -> float:
-        """It is gone from now on; returns the worker-seconds for which it is billed."""
+        """Take ``function`` out; returns the worker-seconds for which it is billed."""
         self.there.remove(function)
         span = function.span(now)
-        billed_s = bill.bill([span], bill.Rule(rule.bill_rounding_s, rule.asleep_price))
+        billed_s = bill.bill([span], bill.BillingRule(rule.bill_rounding_s, rule.asleep_price))
         self.ended = self._with(self.ended, billed_s, function)
         return billed_s
 
     def take(self, now: float, rule: ProviderConfig) -> dict[str, float]:
-        """What has come to the bill since the last time, as columns of a row.
+        """What was billed since the last call, as columns of a step's row.
 
         A function that is there is billed up to now; its last second is rounded up once it is gone.
         """
-        totals, to_now = self.ended, bill.Rule(0.0, rule.asleep_price)
+        totals, to_now = self.ended, bill.BillingRule(0.0, rule.asleep_price)
         for function in self.there:
             totals = self._with(totals, bill.bill([function.span(now)], to_now), function)
         columns = {
@@ -144,5 +142,5 @@ class FunctionBook(msgspec.Struct):
 
 
 def machines_of(book: str) -> list[str]:
-    """Names of the machines that the text of a book wants."""
+    """Names of the machines of the functions in the text of a book."""
     return [function.node for function in FunctionBook.decode(book).there]

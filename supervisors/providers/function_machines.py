@@ -19,9 +19,11 @@ from supervisors.tree.errors import ProviderError
 
 
 class FunctionMachines:
-    """It lives as long as the provider. ``window_s``: time in which a machine that is not wanted any more has to end.
+    """Starts and ends the machines of one run's functions.
 
-    ``tell``: hears, for people, of machines that could not be had or have ended by themselves.
+    Args:
+        window_s: time in which a machine that is not wanted any more has to end.
+        tell: hears, for people, of machines that could not be had or have ended by themselves.
     """
 
     def __init__(self, provider: Provider, window_s: float, tell: Callable[[str], None]) -> None:
@@ -32,7 +34,7 @@ class FunctionMachines:
         provider.on_end, provider.on_news = self._ended, self._heard
 
     def follow(self, book: str) -> None:
-        """The head's book has changed."""
+        """Start and end machines as the head's book says, which has changed."""
         wanted = machines_of(book)
         for node in [node for node in self._provider.running if node not in wanted and node not in self._leaving]:
             self._leaving.add(node)

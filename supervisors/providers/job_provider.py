@@ -1,6 +1,15 @@
-"""The provider of one run, as its job file asks for it: from when the job's processes are up until the run is over.
+"""Runs the machine providers that the job files of a head ask for, each from when its job's processes are up until they
+are gone.
 
-It lives in the machine process (``machine_process.py``), beside the head, so that machines survive the head's death.
+    head ── progress of a job ──▶ JobProviders ─┬─▶ JobProvider of that job ─▶ its machines: ``first-a``, ``first-b``
+                                                └─▶ the terminal
+
+They live in the machine process (``machine_process.py``), beside the head, so that machines survive the head's death.
+
+Invariants
+- A machine serves only the job whose provider started it: if the head has several jobs, the machine's name begins with
+  ``machines_of(job)``, and the head reserves such names (``Nodes.reserve``).
+- A provider ends its machines when its job's processes are gone, even while other jobs go on.
 """
 
 from __future__ import annotations
@@ -8,33 +17,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from actors.control.socket import for_others
+from configs.errors import ConfigError, Problem
+from configs.names import node_name_problem
+from configs.run_files import LOGS
 from configs.schema import JobConfig
 from supervisors.providers.function_machines import FunctionMachines
 from supervisors.providers.keeper import Keeper
 from supervisors.providers.kubernetes.provider import KubernetesProvider
 from supervisors.providers.local import LocalProvider
-from supervisors.providers.ownership import Ownership
+from supervisors.providers.ownership import Ownership, name_prefix
 from supervisors.providers.provider import ClusterProvider, Provider
 from supervisors.providers.replay import Replay, planned
 from supervisors.providers.slurm import SlurmProvider
 from supervisors.providers.slurm_script import MachineJob
-from supervisors.providers.traces import SPOT, TraceEvent
+from supervisors.providers.traces import SPOT, Trace, TraceEvent
 
 Say = Callable[[Mapping[str, Any]], None]
 
 
 class JobProvider:
-    """It serves one run: let it ``hear`` the job's progress, and keep it open with ``providing`` while that lasts."""
+    """Provides the machines of one run: ``open`` it, let it ``hear`` the job's progress, and ``close`` it at the end.
 
-    def __init__(self, job: JobConfig, run_dir: Path, say: Say, *, keys: Path | None) -> None:
+    ``machines``: prefix of its machines' names; empty if the head has no other job.
+    """
+
+    def __init__(self, job: JobConfig, run_dir: Path, say: Say, *, keys: Path | None, machines: str = "") -> None:
         self._job = job
+        self._machines = machines
+        self._open = contextlib.AsyncExitStack()
         self._run_dir = run_dir
-        self._logs = run_dir / "logs"
+        self._logs = run_dir / LOGS
         self._say = say
         self._keys = keys
         self._running = asyncio.Event()
@@ -42,7 +60,7 @@ class JobProvider:
         self._functions: FunctionMachines | None = None
 
     def hear(self, progress: Mapping[str, Any]) -> None:
-        """The trace's time begins when the job's own processes are up, not while its model is made."""
+        """React to the job's progress. The trace's time begins when the job's own processes are up, not before."""
         if progress.get("processes") == "ready":
             self._running.set()
         if (workers := progress.get("remote_workers")) is not None:
@@ -51,16 +69,22 @@ class JobProvider:
             self._aimed.joined(str(joined).split(","))
         if self._functions is not None and (book := progress.get("functions")) is not None:
             self._functions.follow(str(book))
-        self._say(progress)
 
-    @contextlib.asynccontextmanager
-    async def providing(self, join: str) -> AsyncIterator[None]:
-        """Machines come and go meanwhile; they join the head at ``join``.
+    async def open(self, join: str) -> None:
+        """Start providing machines, which join the head at ``join``.
 
         Raises:
-            ConfigError: the trace cannot be read or does not fit.
-            ProviderError: the cluster would not give such machines.
+            ConfigError: the trace cannot be read or is malformed.
+            ProviderError: the cluster would not start such machines.
         """
+        await self._open.enter_async_context(self._providing(join))
+
+    async def close(self) -> None:
+        """End all machines. Idempotent."""
+        await self._open.aclose()
+
+    @contextlib.asynccontextmanager
+    async def _providing(self, join: str) -> AsyncIterator[None]:
         spot = self._job.provider
         if spot.kind == "none":
             yield
@@ -73,7 +97,7 @@ class JobProvider:
             async with self._kept_at(for_others(join)):
                 yield
             return
-        limits, trace = self._job.limits, planned(spot)
+        limits, trace = self._job.limits, _named(planned(spot), self._machines)
         provider = LocalProvider(
             join=join, slots=spot.slots, logs=self._logs, limits=limits, keys=self._keys, windows=trace.windows()
         )
@@ -85,12 +109,12 @@ class JobProvider:
             yield
         finally:
             task.cancel()
-            self._aimed = None  # a head that still runs may go on to say what it wants
+            self._aimed = None  # a head that still runs may go on to call ``hear``
             await provider.close()
 
     @contextlib.asynccontextmanager
     async def _kept_at(self, join: str) -> AsyncIterator[None]:
-        """So many machines of a cluster are kept; the first are asked for when there is something to join."""
+        """Keep a cluster's machines; the first are requested once the job's processes, which they join, are up."""
         owner = Ownership(self._job.name, self._run_dir)
         provider = cluster_of(self._job, join, owner.mark, self._logs, self._keys)
         await provider.open()
@@ -139,12 +163,12 @@ class JobProvider:
             await provider.close()
 
     def _most(self) -> int | None:
-        """Machines at first: never more than the job can use, since what is given back does not come again."""
+        """Number of machines wanted at first: at most what the job can use, since one given back never returns."""
         most = self._job.scheduling.workers_max
         return self._job.provider.nodes_max if most is None else self._nodes(max(0, most - self._job.rollout.workers))
 
     def _aim(self, workers: int, nodes: Collection[str]) -> None:
-        """The job wants this many workers on machines of ours, and has some on ``nodes``."""
+        """The job wants ``workers`` on the provider's machines, and has some on ``nodes``."""
         if self._aimed is not None:
             self._aimed.aim(self._nodes(workers), keep=nodes)
 
@@ -165,8 +189,80 @@ class JobProvider:
         self._say({"message": f"provider: {event.node} ({event.kind}) {event.what}"})
 
 
+class JobProviders:
+    """The providers of all jobs of a head. ``say``: receives the jobs' progress and the providers' messages."""
+
+    def __init__(self, jobs: Mapping[Path, JobConfig], say: Say, *, keys: Path | None, several: bool) -> None:
+        self._say = say
+        self._of: dict[str, JobProvider] = {}
+        self._closing: list[asyncio.Task[None]] = []
+        for run_dir, job in jobs.items():
+            machines = machines_of(job) if several else ""
+            self._of[job.name] = JobProvider(job, run_dir, self._teller(job.name), keys=keys, machines=machines)
+
+    def _teller(self, job: str) -> Say:
+        return lambda said: self._say({"of_job": job, **said})
+
+    def hear(self, progress: Mapping[str, Any]) -> None:
+        """Pass the head's progress on to the job that it names, or to all, such as which machines have joined."""
+        job = progress.get("of_job")
+        for name, provider in self._of.items():
+            if job in (None, name):
+                provider.hear(progress)
+                if progress.get("processes") == "gone":
+                    self._closing.append(asyncio.create_task(provider.close(), name=f"end the machines of {name}"))
+        self._say(progress)
+
+    @contextlib.asynccontextmanager
+    async def providing(self, join: str) -> AsyncIterator[None]:
+        """Provide machines, which join the head at ``join``, within this context. Raises as ``JobProvider.open``."""
+        try:
+            for provider in self._of.values():
+                await provider.open(join)
+            yield
+        finally:
+            closes = (*self._closing, *(provider.close() for provider in self._of.values()))
+            ended = await asyncio.gather(*closes, return_exceptions=True)  # each, even if another fails
+            if failed := [error for error in ended if isinstance(error, BaseException)]:
+                raise failed[0]
+
+
+def machines_of(job: JobConfig) -> str:
+    """Prefix of the names of this job's machines where the head has several jobs; empty: it brings up none."""
+    return f"{name_prefix(job.name)}-" if job.provider.kind != "none" else ""
+
+
+def check_apart(jobs: Collection[JobConfig]) -> None:
+    """Raises:
+    ConfigError: machines of several jobs could not be told apart by their names, or have none.
+    """
+    owners = [(machines_of(job), job) for job in jobs if job.provider.kind != "none"]
+    problems: list[Problem] = []
+    for prefix, job in owners:
+        for other_prefix, other in owners:
+            taken = [name for name in _names(prefix, job) if name.startswith(other_prefix)]
+            if other is not job and taken and len(other_prefix) >= len(prefix):
+                wrong = f"a machine of {job.name} would be called {taken[0]}, as if it were one of {other.name}"
+                problems.append(Problem(f"job {job.name}", "name", wrong, "Name one of the jobs otherwise"))
+        if wrong := next(filter(None, map(node_name_problem, _names(prefix, job))), ""):
+            problems.append(Problem(f"job {job.name}", "name", f"its machine {wrong}", "Give the job a shorter name"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _names(prefix: str, job: JobConfig) -> Iterator[str]:
+    """Names to check: those of a trace's machines; otherwise only a number follows, so one name stands for all."""
+    yield f"{prefix}1"
+    if job.provider.kind == "local":
+        yield from _named(planned(job.provider), prefix).kinds()
+
+
+def _named(trace: Trace, prefix: str) -> Trace:
+    return replace(trace, events=tuple(replace(event, node=f"{prefix}{event.node}") for event in trace.events))
+
+
 def cluster_of(job: JobConfig, join: str, mark: str, logs: Path, keys: Path | None) -> ClusterProvider:
-    """The provider of other hosts that ``job`` names. ``mark``: by which its machines are known as this run's."""
+    """The cluster provider that ``job`` names. ``mark``: the label that identifies its machines as this run's."""
     if job.provider.kind == "kubernetes":
         return KubernetesProvider.of(job, join, mark)
     limits = job.limits

@@ -7,14 +7,14 @@
          └─ too many ─▶ provider.notice, those without work first
 
 Invariants
-- No more machines are wanted than the aim says. One that was given notice counts no longer: its replacement can come
-  at once.
+- No more machines are wanted than the target. A machine that was given notice no longer counts, so its replacement can
+  come at once.
 - A name is used once, in this life of the run and in all others (``ownership.py``).
-- One that was taken back at once, or before it had joined, counts as a failure: a cluster that always does so is not
-  crowded.
-- One that runs, and that the head has not had for ``limits.machine_join_s``, is given up. A head that is away has those
-  that it had when it was last heard.
-- After a failure nothing is started until the pause is over, also if the aim rises; failures within a pause count once.
+- A machine that was taken back at once, or before it had joined, counts as a failure, so that a cluster that always
+  does so is not flooded with requests.
+- A machine that runs but has been absent from the head for ``limits.machine_join_s`` is given up. While the head is
+  unreachable, the machines that it last reported count as present.
+- After a failure nothing is started until the pause is over, even if the target rises; failures in a pause count once.
 - Nothing is started after ``close``.
 """
 
@@ -25,6 +25,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from actors.core.context import named_rng
+from actors.policies.pool import keeping
+from actors.policies.pool.keeping import KeepingView
 from configs.limits import Limits
 from supervisors.providers.base import log
 from supervisors.providers.provider import ClusterProvider, How
@@ -34,21 +36,23 @@ from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause
 
 @dataclass
 class _Machine:
+    """A machine that was asked for and has not ended."""
+
     runs: bool = False
     joined_s: float | None = None
-    """Loop time at which it has joined; None: it has not."""
+    """Loop time at which the machine joined the head; None: it has not."""
     absent: asyncio.TimerHandle | None = None
-    """Timer for as long as it runs and the head does not have it."""
+    """Timer that gives the machine up; set while it runs and is absent from the head."""
 
 
 class Keeper:
-    """It keeps ``target`` machines from ``begin`` to ``close``. Create it on the running loop.
+    """Keeps ``target`` machines from ``begin`` to ``close``. Create it on the running loop.
 
     Args:
         next_name: draws a name that no machine of this run has ever had.
-        kind: what the machines are priced as.
-        window_s: time in which one that is given back has to end: its notice, and what it takes to stop.
-        tell: hears, for people, what happens and what the cluster says.
+        kind: price kind of the machines.
+        window_s: time in which a machine that is given back has to end: its notice plus the time to stop.
+        tell: receives messages for people: what happens and what the cluster says.
     """
 
     def __init__(
@@ -82,15 +86,14 @@ class Keeper:
         provider.on_end, provider.on_news, provider.on_runs = self._ended, self._heard, self._runs
 
     def begin(self) -> None:
-        """From now on machines are kept."""
+        """Start keeping machines."""
         self._open = True
         self._fill()
 
     def aim(self, target: int, keep: Collection[str] = ()) -> None:
-        """From now on so many machines are wanted. ``keep``: those in use, which are given back last."""
+        """Set the number of machines wanted. ``keep``: machines in use, which are given back last."""
         self._target = target
-        staying = sorted(self._staying(), key=lambda node: node not in keep)
-        for node in staying[target:]:
+        for node in keeping.decide(KeepingView(self._staying(), target, keep)).give_back:
             self.returned += 1
             self._leaving.add(node)
             self._tell(f"{node} is given back")
@@ -98,13 +101,13 @@ class Keeper:
         self._fill()
 
     def joined(self, nodes: Collection[str]) -> None:
-        """The head has these machines, and no others."""
+        """Note that exactly these machines are joined to the head now."""
         self._present = frozenset(nodes)
         for node in self._machines:
             self._miss(node)
 
     async def close(self) -> None:
-        """Start nothing any more, and give everything back. Idempotent."""
+        """Start no more machines, and give all back. Idempotent."""
         self._open = False
         if self._pause is not None:
             self._pause.cancel()
@@ -114,7 +117,7 @@ class Keeper:
         return [node for node in self._provider.running if node not in self._leaving]
 
     def _fill(self) -> None:
-        while self._open and self._pause is None and len(self._staying()) < self._target:
+        while self._open and self._pause is None and keeping.decide(KeepingView(self._staying(), self._target)).ask_for:
             node = "a machine"
             try:
                 node = self._next_name()
@@ -135,7 +138,7 @@ class Keeper:
         self._miss(node)
 
     def _miss(self, node: str) -> None:
-        """Look at the clock for as long as ``node`` runs for nothing."""
+        """Start the timer that gives ``node`` up if it runs and is absent from the head; stop it if it has joined."""
         machine = self._machines[node]
         if node in self._present:
             machine.joined_s = self._loop.time() if machine.joined_s is None else machine.joined_s
@@ -168,7 +171,7 @@ class Keeper:
         self._fill()
 
     def _rest(self, node: str, words: str, lived_s: float) -> None:
-        """``node`` could not be had, or has ended by itself or at once: try again after a pause."""
+        """``node`` could not be started, failed, or was taken back at once: try again after a pause."""
         self.failed += 1
         log.warning("a machine has failed", node=node, why=words)
         if self._pause is not None:

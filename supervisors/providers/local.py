@@ -1,9 +1,9 @@
-"""The provider ``local``: each machine is a ``headrace node`` process on this one. For tests, and to rehearse.
+"""The provider ``local``: each "machine" is a ``headrace node`` process on this host. For tests and rehearsals.
 
 start ─▶ exec ─▶ the node joins the head        notice ─▶ SIGTERM ─▶ window ─▶ SIGKILL        kill ─▶ SIGKILL
 
-Role processes are the node process's children and share its fate (``actors/host/parent_death.py``): a killed node
-leaves nothing behind, as a machine that was switched off.
+Role processes are the node process's children and die with it (``actors/host/parent_death.py``): a killed node
+leaves nothing behind, like a machine that was switched off.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 
 from configs.limits import Limits
 from supervisors.machine.machine import LOCAL, Machine
-from supervisors.machine.process import Child, Launch, ProcessExit
+from supervisors.machine.processes.process import Child, Launch, ProcessExit
 from supervisors.providers.base import BookedProvider, log
 from supervisors.tree.errors import ProviderError
 
 
 class LocalProvider(BookedProvider):
-    """This provider starts node processes here. Create it on the running loop.
+    """Provides node processes on this machine. Create it on the running loop.
 
     Args:
         join: the head's endpoint.
         slots: rollout workers that each node takes.
-        logs: directory for what the nodes say, one file each.
+        logs: directory for the nodes' output, one file each.
         keys: key directory of the nodes, for a head beyond loopback.
-        windows: node → how long it is still there after its notice, as a cloud's machines know it; none: no longer
-            than it takes to stop.
+        windows: node → seconds that it stays up after its notice, as a cloud's machines know them; a node without
+            an entry stays no longer than it takes to stop.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class LocalProvider(BookedProvider):
 
 
 def node_command(join: str, node: str, kind: str, slots: int, keys: Path | None, notice_s: float = 0.0) -> list[str]:
-    """The command line of a node process."""
     command = [sys.executable, "-P", "-m", "main", "node", "--join", join, "--name", node, "--kind", kind]
     command += ["--slots", str(slots)]
     command += ["--notice", f"{notice_s:g}"] if notice_s else []

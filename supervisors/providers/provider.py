@@ -1,23 +1,23 @@
-"""Where machines come from: whatever brings up a node process that joins the head, and takes it away again.
+"""The protocol of machine providers, which bring up node processes that join the head, and take them away again.
 
     start ─▶ a machine that runs ``headrace node --join HEAD --name NODE --kind KIND`` ─▶ it joins
-    notice ─▶ SIGTERM ─▶ it leaves in good order ─▶ gone, after ``window_s`` at the latest
-    kill ─▶ gone, without a word
+    notice ─▶ SIGTERM ─▶ it leaves cleanly ─▶ gone, after ``window_s`` at the latest
+    kill ─▶ gone, without warning
 
 Kinds: ``local`` (processes on this machine), ``simulated`` (machines of a simulated cluster), ``slurm`` (jobs of a
 Slurm cluster), ``kubernetes`` (pods). A new one implements ``Provider`` and passes
 ``tests/contracts/test_provider_contract.py``.
 
 Invariants
-- A node's name is used once: a machine that comes back has another one. So nothing meant for a former life reaches it.
-- The end of each started node is told once to ``on_end``, with how it came: ``notice`` or ``kill`` if we asked for it;
+- A node's name is used once: a machine that comes back has another, so nothing meant for a former life reaches it.
+- The end of each started node is told once to ``on_end``, with its cause: ``notice`` or ``kill`` if we asked for it;
   else ``taken`` if the cluster took the machine back (preempted, its time was over, it went down), and ``failed`` if it
-  could not be had or ended by itself. After that it is not among ``running``.
-- What a cluster says of a node is told to ``on_news`` in its own words: while a machine is waited for, and before an
-  end that nobody here asked for.
-- That a cluster runs a node is told once to ``on_runs``. Whether the machine is of use, only the head knows: it has
-  joined, or it is given up.
-- Orders for a node that is gone already do nothing: a provider is told of ends no earlier than anybody else.
+  could not be started or ended by itself. After that the node is not among ``running``.
+- What a cluster says of a node is told to ``on_news`` in the cluster's words: while a machine is waited for, and before
+  an end that nobody here asked for.
+- ``on_runs`` is told once that a cluster runs a node. Only the head knows whether the machine is of use: it has joined,
+  or it is given up.
+- Orders for a node that is gone already do nothing, since a caller may not have heard yet of its end.
 - After ``close`` nothing runs any more, and nothing can be started.
 """
 
@@ -33,18 +33,18 @@ OnNews = Callable[[str, str], None]
 """Callback that is told a node and a sentence of the cluster's about it."""
 
 OnRuns = Callable[[str], None]
-"""Callback that is told a node that its cluster runs from now on."""
+"""Callback that is told a node that its cluster has begun to run."""
 
 
 class Provider(Protocol):
-    """See the module's docstring."""
+    """Starts and ends machines, as the module's docstring says."""
 
     on_end: OnEnd
     on_news: OnNews
 
     @property
     def running(self) -> Mapping[str, str]:
-        """Node → kind of those that were started and have not ended."""
+        """Nodes that were started and have not ended → their kinds."""
         ...
 
     def start(self, node: str, kind: str) -> None:
@@ -53,12 +53,12 @@ class Provider(Protocol):
         A cluster may refuse it later: then the node ends as ``failed``.
 
         Raises:
-            ProviderError: the name has been used, the provider is closed, or the machine cannot be had.
+            ProviderError: the name has been used, the provider is closed, or the machine cannot be started.
         """
         ...
 
     def notice(self, node: str, window_s: float) -> None:
-        """Tell ``node`` to go; after ``window_s`` it is gone, whatever it does."""
+        """Tell ``node`` to leave; after ``window_s`` it is gone in any case."""
         ...
 
     def kill(self, node: str) -> None:
@@ -66,23 +66,23 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give everything back, in good order where there is time. Idempotent."""
+        """Give all machines back, cleanly where there is time. Idempotent."""
         ...
 
 
 class ClusterProvider(Provider, Protocol):
-    """Its machines are other hosts, which a cluster's scheduler gives, and which outlive this process."""
+    """Provides other hosts, which a cluster's scheduler assigns, and which outlive this process."""
 
     on_runs: OnRuns
 
     async def open(self) -> None:
-        """Before anything else: ask whether the cluster would give such machines, and end what a former life left.
+        """Ask whether the cluster would start such machines, and end what a former life left. Call it first.
 
         Raises:
-            ProviderError: it would not, or another head has this run's machines; in the cluster's own words.
+            ProviderError: the cluster would not, in its own words, or another head has this run's machines.
         """
         ...
 
     def give_up(self, node: str, why: str) -> None:
-        """End a machine that runs and is of no use: it has failed, for this reason, with the end of its log."""
+        """End a machine that runs but is of no use: it ends as ``failed``, with ``why`` and the end of its log."""
         ...

@@ -2,12 +2,12 @@
 
     trace ─▶ offered ──(below the target)──▶ provider.start ─▶ running ──notice, kill──▶ gone
                 ▲                                                 │
-                └── the trace still has it, and it was not wanted ┘ a free place: the next one that is offered
+                └─────── below the target again: the next offered ┘
 
 Invariants
-- Never more machines than the target; what is offered beyond it waits, and may be gone before it is wanted. When the
-  target falls, the youngest are given back, with notice; such a machine does not come back.
-- A machine that was given notice is not started; it counts no longer, so that its replacement can come at once.
+- There are never more machines than the target; those offered beyond it wait, and may be gone before they are wanted.
+  When the target falls, the youngest are given back, with notice; such a machine does not come back.
+- A machine that was given notice no longer counts, so its replacement can come at once; it is never started afterwards.
 - Equal traces and targets give equal orders; time is the running loop's.
 """
 
@@ -29,7 +29,7 @@ def planned(spot: SpotConfig) -> Trace:
     """The trace that ``spot`` names, at its speed and with its notices.
 
     Raises:
-        ConfigError: the file cannot be read or does not fit.
+        ConfigError: the file cannot be read or is malformed.
     """
     assert spot.trace is not None, "the checks of the job file ask for a trace"
     trace = read_trace(spot.trace).faster(spot.speed)
@@ -37,12 +37,12 @@ def planned(spot: SpotConfig) -> Trace:
 
 
 class Replay:
-    """A replay is one pass over ``trace``, from the call of ``run``.
+    """Plays ``trace`` once, from the call of ``run``.
 
     Args:
-        target: machines wanted at most; None: all that are offered.
-        return_window_s: how long a machine that is given back may take to leave in good order.
-        on_event: told of each order: node, what, kind.
+        target: most machines wanted; None: all that are offered.
+        return_window_s: how long a machine that is given back may take to leave cleanly.
+        on_event: callback that is told each order to the provider: node, what, kind.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Replay:
         provider.on_end = self._ended
 
     async def run(self) -> None:
-        """To the end of the trace. What runs then goes on running."""
+        """Play the trace to its end. Machines that run then go on running."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         for event in self._trace.events:
@@ -74,9 +74,9 @@ class Replay:
             self._follow(event)
 
     def aim(self, target: int, keep: Collection[str] = ()) -> None:
-        """Another target: more are started as far as they are offered, and what exceeds it is given back.
+        """Set another target: start more of the offered machines, or give back those beyond it.
 
-        ``keep``: those that are in use, which are given back last.
+        ``keep``: machines in use, which are given back last.
         """
         self._target = target
         staying = [node for node in self._provider.running if node not in self._leaving]
@@ -89,7 +89,7 @@ class Replay:
         self._fill(0.0)
 
     def counts(self) -> dict[str, int]:
-        """What has been done so far."""
+        """Counts of what has been done so far."""
         names = ("started", "noticed", "killed", "failed", "returned")
         return {name: getattr(self, name) for name in names}
 
@@ -113,9 +113,9 @@ class Replay:
         self._fill(event.at_s)
 
     def _fill(self, at_s: float) -> None:
-        """Start what is wanted and offered, the longest offered first; after one that cannot be had, the next.
+        """Start offered machines up to the target, longest offered first; if one cannot be started, try the next.
 
-        It ends: each turn takes one of those that are offered, and none comes back.
+        The loop ends: each turn takes one machine off the offers, and none comes back.
         """
         while self._wanted():
             node = next(iter(self._offered))
@@ -135,11 +135,11 @@ class Replay:
         if self._target is None:
             return available
         staying = sum(node not in self._leaving for node in self._provider.running)
-        return max(0, min(available, self._target - staying))  # never above it
+        return max(0, min(available, self._target - staying))  # the target may be exceeded already
 
     def _ended(self, node: str, how: How) -> None:
         self._leaving.discard(node)
-        if how == "failed":  # else it was asked to go: whoever asked fills, unless it is the end of all
+        if how == "failed":  # after notice or kill, the caller fills the place
             self.failed += 1
             log.warning("a machine has ended although the trace still has it", node=node)
             self._fill(0.0)

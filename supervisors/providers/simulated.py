@@ -1,6 +1,7 @@
 """The provider ``simulated``: machines of a simulated cluster, under virtual time.
 
-start ─▶ a machine is switched on ─▶ start-up, drawn ─▶ its node process joins        kill ─▶ its power is cut
+start ─▶ a machine is switched on ─▶ its start-up takes a random time ─▶ its node process joins
+kill ──▶ its power is cut
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from supervisors.providers.base import BookedProvider
 
 
 class Grid(Protocol):
-    """A grid is what the provider needs of a simulated world."""
+    """The operations of a simulated world that the provider needs."""
 
     def switch_on(self, node: str, kind: str, on_end: SwitchedOff) -> None: ...
     def tell_to_go(self, node: str) -> None: ...
@@ -23,7 +24,7 @@ class SwitchedOff(Protocol):
 
 
 class SimulatedProvider(BookedProvider):
-    """This provider switches simulated machines. Create it on the simulated loop."""
+    """Switches simulated machines on and off. Create it on the simulated loop."""
 
     def __init__(self, grid: Grid, *, close_window_s: float) -> None:
         super().__init__()

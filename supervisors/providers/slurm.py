@@ -1,20 +1,20 @@
 """The provider ``slurm``: each machine is a job of a Slurm cluster, whose only step is a ``headrace node``.
 
     start  ─▶ sbatch ─▶ pending ─▶ running: it joins the head ─▶ over ─▶ taken │ failed, with what the cluster says
-    notice ─▶ pending: scancel; running: SIGTERM to its step ─▶ it leaves in good order        kill ─▶ SIGKILL
+    notice ─▶ pending: scancel; running: SIGTERM to its step ─▶ it leaves cleanly        kill ─▶ SIGKILL
     the cluster itself: preemption, or a time limit that is near ─▶ SIGTERM to the step ─▶ the same
 
-One task does all: it submits what is new, passes orders on, and looks with ``squeue``; an order wakes it.
+One task does everything: it submits new jobs, passes orders on, and polls ``squeue``; an order wakes it.
 
 Invariants
-- A job is over when ``squeue`` says so, or knows it no more. A command that fails is no news: neither an end nor a
-  start. Whether an ``sbatch`` that failed has left a job is seen at the next look, by the job's name.
-- A job that has failed is told with the end of its log, where the head's machine can read that.
-- A job that is completing gets no orders; if its node does not end it within ``cluster_end_s``, it is given up.
+- A job is over when ``squeue`` says so, or no longer lists it. A command that fails proves nothing: neither an end nor
+  a start. Whether an ``sbatch`` that failed has left a job is seen at the next look, by the job's name.
+- A failed job is reported with the end of its log, if the head's machine can read that.
+- A job that is completing gets no orders; if its node does not end it within ``cluster_end_s``, it counts as over.
 - Jobs carry the run's mark and this head's name in their comment. Those of former lives are cancelled once, when the
-  claim (``slurm_claim.py``) has just been taken; afterwards none but this head's own are touched, since a head that was
-  stopped for long does not know that another one holds the claim now. Its own that are no machine are cancelled.
-- ``close`` ends all of them, also those that were submitted without our knowing.
+  claim (``slurm_claim.py``) has just been taken; afterwards a head touches only its own jobs, since one that was
+  stopped for long does not know that another holds the claim now. Its own jobs that belong to no machine are cancelled.
+- ``close`` ends all of this head's jobs, even one whose ``sbatch`` seemed to fail.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class _Machine:
     id: str = ""
     state: str = "NEW"
     refused: str = ""
-    """What ``sbatch`` said as it failed."""
+    """Error text of the failed ``sbatch``; empty: it did not fail."""
     order: str = ""
     """Order not yet carried out: ``go`` or ``away``; the latter stands until the job is over."""
     completing_s: float = 0.0
-    """Loop time at which it was seen to be completing."""
+    """Loop time at which the job was first seen completing."""
     told: set[str] = field(default_factory=set[str])
 
 
 class SlurmProvider(BookedProvider):
-    """This provider runs jobs of Slurm. Create it on the running loop, ``open`` it, and ``close`` it."""
+    """Provides machines that are jobs of Slurm. Create it on the running loop, ``open`` it, and ``close`` it."""
 
     def __init__(self, jobs: MachineJob, limits: Limits, slurm: Slurm | None = None) -> None:
         super().__init__()
@@ -71,13 +71,13 @@ class SlurmProvider(BookedProvider):
         self._lives: list[asyncio.Task[None]] = []
         """Tasks that run from ``open`` to ``close``."""
         self._refused = ""
-        """Sentence on why nothing can be started; empty while it can."""
+        """Reason for which nothing can be started; empty while machines can."""
 
     async def open(self) -> None:
-        """Ask whether the cluster would give such machines, own them, and take away what a former life has left.
+        """Ask whether the cluster would start such machines, take the claim, and cancel what a former life has left.
 
         Raises:
-            ProviderError: it would not, in its own words; or another head has this run's machines.
+            ProviderError: the cluster would not, in its own words, or another head has this run's machines.
         """
         try:
             await self._slurm.check(self._jobs.options("headrace-check"), self._jobs.script("headrace-check", "spot"))
@@ -138,19 +138,19 @@ class SlurmProvider(BookedProvider):
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """What fails here is tried again at the next turn."""
+        """Log what fails within this context; the next turn tries it again."""
         try:
             yield
-        except SlurmError as error:  # an order for what is just over, or a controller that is away
+        except SlurmError as error:  # an order for a job that is just over, or an unreachable controller
             if (trouble := str(error)) != self._trouble:
                 log.warning("slurm does not answer as it should", said=trouble)
                 self._trouble = trouble
-        except Exception as error:  # noqa: BLE001 (whatever it is, the other jobs are still to be looked after)
+        except Exception as error:  # noqa: BLE001 (the other jobs still have to be looked after)
             log.exception("looking after slurm's jobs failed")
             self.on_news("slurm", f"looking after its jobs failed: {error!r}")
 
     async def _submit(self) -> None:
-        """Start what is new. What fails is decided by the next look: the job may be there."""
+        """Submit new jobs. If ``sbatch`` fails, the next look decides: the job may exist all the same."""
         for node, machine in list(self._machines.items()):
             if machine.state != "NEW":
                 continue
@@ -167,7 +167,7 @@ class SlurmProvider(BookedProvider):
         for machine in list(self._machines.values()):
             if not machine.order or not machine.id or machine.state == COMPLETING:
                 continue
-            with self._noting():  # an order that fails does not hold up those to others
+            with self._noting():  # an order that fails does not hold up the others
                 if machine.state == "RUNNING":
                     await self._slurm.signal(machine.id, "TERM" if machine.order == "go" else "KILL")
                 else:
@@ -183,9 +183,9 @@ class SlurmProvider(BookedProvider):
                 continue
             if not machine.id:
                 await self._settle(node, machine, names.get(node))
-            elif (row := rows.get(machine.id)) is None or row.name != node:  # ids may come again after a crash
+            elif (row := rows.get(machine.id)) is None or row.name != node:  # Slurm may reuse ids after a crash
                 self._over(node, "failed", f"the job {machine.id} is known no more by the mark in its comment")
-                with self._noting():  # it may be there all the same, if a plugin of the site's writes comments
+                with self._noting():  # it may still exist, if a plugin of the site changed the comment
                     await self._slurm.cancel([machine.id], name=node)
             elif row.is_over:
                 await self._judge(node, row)
@@ -197,7 +197,7 @@ class SlurmProvider(BookedProvider):
             await self._slurm.cancel(strays)
 
     async def _settle(self, node: str, machine: _Machine, row: JobRow | None) -> None:
-        """Its ``sbatch`` failed, and now it is known whether the job is there."""
+        """Decide on a machine whose ``sbatch`` failed, now that ``row`` shows whether the job exists."""
         if row is None:
             self._over(node, "failed", machine.refused)
         else:
@@ -241,7 +241,7 @@ class SlurmProvider(BookedProvider):
     # ------------------------------------------------------------ the end
 
     async def _sweep(self) -> None:
-        """Cancel what is left, the claim last; say so if that cannot be done."""
+        """Cancel the remaining jobs, then the claim; report what cannot be cancelled."""
         for work in (self._cancel_own, self._claim.release):
             try:
                 await work()
@@ -254,7 +254,7 @@ class SlurmProvider(BookedProvider):
             await self._cancel(left)
 
     async def _living(self) -> list[JobRow]:
-        """Jobs of the run that are not over, whichever head has started them; none of its claims. Raises SlurmError."""
+        """Jobs of the run that are not over, started by any head, without the claims. Raises SlurmError."""
         mark = self._jobs.mark
         return [row for row in await self._slurm.jobs(f"{mark} ") if not row.is_over and row.name != mark]
 
@@ -264,7 +264,7 @@ class SlurmProvider(BookedProvider):
         self.on_news("slurm", why)
 
     async def _cancel(self, rows: list[JobRow]) -> None:
-        """Wait until all of these are over, too."""
+        """Cancel these jobs, and wait until all are over."""
         if living := [row.id for row in rows if row.state != COMPLETING]:
             await self._slurm.cancel(living)
         loop, ids = asyncio.get_running_loop(), {row.id for row in rows}
@@ -272,7 +272,7 @@ class SlurmProvider(BookedProvider):
         while left := [row for row in await self._living() if row.id in ids]:
             if loop.time() > deadline_s:
                 log.warning("cancelled jobs do not end", jobs=[row.id for row in left])
-                left = [row for row in left if row.state != COMPLETING]  # what their nodes owe, nobody can hasten
+                left = [row for row in left if row.state != COMPLETING]  # nobody can hasten what a node still has to do
                 if not left:
                     return
                 raise ProviderError(f"the cancelled Slurm jobs {', '.join(row.id for row in left)} do not end")
@@ -280,10 +280,10 @@ class SlurmProvider(BookedProvider):
 
 
 def judged(row: JobRow, details: Mapping[str, str], leave_s: float) -> tuple[How, str]:
-    """Whether the cluster has taken a job that is over, and what there is to say.
+    """How a job that is over has ended, ``taken`` or ``failed``, and a sentence that says so.
 
-    A node that obeys ends with code 0, whoever has told it to go; 22.05 calls such a job COMPLETED also where it was
-    preempted.
+    A node that obeys ends with code 0, whoever has told it to leave; Slurm 22.05 calls such a job COMPLETED even if it
+    was preempted.
     """
     job = f"the job {row.id}"
     if row.state in _TAKEN:

@@ -1,14 +1,14 @@
-"""Which head owns the Slurm jobs of a run: a job that is held for ever, whose comment its head renews.
+"""A claim says which head owns the Slurm jobs of a run: a job held for ever, whose comment its head renews.
 
     others' claims ─▶ watched for slurm_claim_s ─┬─ one is renewed, or new ─▶ refused: another head is alive
                                                  └─ silent ─▶ ours is submitted, held ─▶ renewed ─▶ … ─▶ cancelled
-                      two at the same time: the one that was submitted first, which both see, stays
+                      two at the same time: the one submitted first, which both see, stays
 
 Invariants
 - Clocks are not compared: a holder is alive if the comment of its claim changes while it is watched.
-- Whoever has submitted a claim looks for older ones before it touches any other job of the run.
-- A Slurm that is away ends no claim: whoever wants to take it could not ask Slurm either.
-- A claim that could not be renewed is not taken. One whose ``sbatch`` was not answered is found by name and comment.
+- A head that has submitted a claim looks for older ones before it touches any other job of the run.
+- An outage of Slurm ends no claim: a head that wants to take it could not ask Slurm either.
+- A claim that could not be renewed is not taken. If its ``sbatch`` was not answered, it is found by name and comment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SCRIPT: Final = """#!/bin/bash
 
 
 class SlurmClaim:
-    """It is taken with ``take``, and kept for as long as ``keep`` runs."""
+    """Gives one process the right to start the run's machines: from ``take``, for as long as ``keep`` runs."""
 
     def __init__(self, slurm: Slurm, jobs: MachineJob, limits: Limits) -> None:
         self._slurm, self._jobs, self._silent_s = slurm, jobs, limits.slurm_claim_s
@@ -42,11 +42,11 @@ class SlurmClaim:
         self._renewals = 0
 
     async def take(self) -> None:
-        """Own the run's jobs from now on.
+        """Take the claim, and with it the run's jobs.
 
         Raises:
             SlurmError: the cluster refuses, or does not answer.
-            ProviderError: another head owns them.
+            ProviderError: another head owns the jobs.
         """
         silent = {row.id: row.comment for row in await self._others()}
         for _ in range(LOOKS if silent else 0):
@@ -56,7 +56,7 @@ class SlurmClaim:
                     raise _refused(row)
         try:
             await self._submit()
-            await self._renew()  # where a site lets nobody write comments, nothing would say that this head is alive
+            await self._renew()  # if the site forbids writing comments, nothing would show that this head is alive
             older = [row for row in await self._others() if row.id not in silent and int(row.id) < int(self._id)]
             if older:
                 raise _refused(older[0])
@@ -70,7 +70,7 @@ class SlurmClaim:
             raise
 
     async def keep(self, lost: Callable[[str], None]) -> None:
-        """Renew it until cancelled. ``lost`` is told, once, that another head has taken it."""
+        """Renew the claim until cancelled. ``lost`` is told, once, that another head has taken it."""
         while True:
             await asyncio.sleep(self._silent_s / RENEWALS)
             try:
@@ -81,14 +81,14 @@ class SlurmClaim:
                 if not (others := await self._others()):
                     await self._submit()  # somebody cancelled it
                     continue
-            except (SlurmError, OSError):  # the latter: no file or process can be had just now
-                continue  # it is no news; those who start machines tell of it
+            except (SlurmError, OSError):  # OSError: no file or process can be had just now
+                continue  # nothing to report: those who start machines report it
             self._id = ""
             lost(f"another head owns the machines of this run now: {_holder(others[0])}")
             return
 
     async def release(self) -> None:
-        """Whoever comes next need not wait. Raises SlurmError."""
+        """Cancel the claim, so that the next head need not wait. Raises SlurmError."""
         self._id = ""
         if own := await self._own():
             await self._slurm.cancel([row.id for row in own], name=self._jobs.mark)
@@ -126,6 +126,5 @@ def _refused(claim: JobRow) -> ProviderError:
 
 
 def _holder(claim: JobRow) -> str:
-    """Who holds a claim, in words."""
     words = claim.comment.split()
     return f"the head on {words[2] if len(words) > 2 else 'a machine that is not named'} holds the Slurm job {claim.id}"

@@ -1,10 +1,10 @@
-"""Slurm as its command line: sbatch, squeue, scancel and scontrol, each call with a deadline.
+"""Calls Slurm's command line: sbatch, squeue, scancel and scontrol, each call with a deadline.
 
 Invariants
-- What a command says on stderr is its own words, and becomes the text of ``SlurmError``; whoever calls decides what
-  that means. A command that failed says nothing of the jobs: they may be there or not.
-- A head may itself be a Slurm job: variables of its own job, its devices among them, defaults of ``squeue`` and
-  ``scancel``, and what would make more of a job than one that we see, are not handed on to the commands.
+- What a command writes to stderr becomes the text of ``SlurmError``; the caller decides what that means. A command that
+  failed says nothing of the jobs: they may exist or not.
+- A head may itself be a Slurm job. So the commands do not inherit its variables that describe that job or its devices,
+  set defaults of ``squeue`` and ``scancel``, or would make ``sbatch`` wait, or submit an array or to another cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from supervisors.machine.process_log import last_lines
+from supervisors.machine.processes.process_log import last_lines
 from supervisors.tree.errors import ProviderError
 
 _NOT_HANDED_ON: Final = re.compile(
@@ -32,17 +32,17 @@ _OVER: Final = frozenset(
      "SPECIAL_EXIT", "TIMEOUT"}
 )  # fmt: skip
 COMPLETING: Final = "COMPLETING"
-"""State of a job that is over but for what its node has to do; it may last for ever."""
+"""State of a job that is over but for its node's clean-up, which may last for ever."""
 _NO_REASON: Final = frozenset({"None", "", "(null)"})
 
 
 class SlurmError(ProviderError):
-    """A command of Slurm's failed; the text is what it said. The jobs may be there or not."""
+    """A command of Slurm failed, with this text. Its jobs may exist or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A row is what ``squeue`` knows of a job. Jobs that are over stay in it for some minutes."""
+    """What ``squeue`` says of a job. It lists jobs that are over for some minutes more."""
 
     id: str
     state: str
@@ -61,31 +61,31 @@ class JobRow:
 
     @property
     def why_not(self) -> str:
-        """Why it waits; empty: nobody knows."""
+        """Why the job waits; empty: Slurm gives no reason."""
         return "" if self.reason in _NO_REASON else self.reason
 
 
 class Slurm:
-    """Each call is a process of its own; several may run at the same time."""
+    """Runs Slurm's commands, each call as a process of its own; several may run at the same time."""
 
     def __init__(self, answer_s: float, log_lines: int) -> None:
         self._answer_s, self._log_lines = answer_s, log_lines
 
     async def check(self, options: Sequence[str], script: str) -> None:
-        """Whether the cluster would take such a job.
+        """Ask whether the cluster would take such a job.
 
         Raises:
-            SlurmError: it would not, or does not answer.
+            SlurmError: the cluster would not, or does not answer.
         """
         await self._ask("sbatch", "--test-only", *options, stdin=script)
 
     async def submit(self, options: Sequence[str], script: str) -> str:
-        """The id of a new job. Raises SlurmError."""
+        """Submit a job, and return its id. Raises SlurmError."""
         said = await self._ask("sbatch", "--parsable", *options, stdin=script)
         return said.strip().splitlines()[-1].split(";")[0]
 
     async def jobs(self, comment_begins: str) -> list[JobRow]:
-        """All jobs of this user whose comment begins so, with those that were over lately. Raises SlurmError."""
+        """This user's jobs whose comment begins so, with those that ended recently. Raises SlurmError."""
         rows = list[JobRow]()
         for line in (await self._ask("squeue", "--me", "-h", "-t", "all", "-o", _ROW)).splitlines():
             fields = line.split("|", 5)
@@ -100,7 +100,7 @@ class Slurm:
 
     async def log_lines(self, file: Path) -> Sequence[str]:
         """The end of a job's log; none where it lies on another machine. Raises OSError and TimeoutError."""
-        async with asyncio.timeout(self._answer_s):  # a file system that hangs keeps a thread, and nobody else
+        async with asyncio.timeout(self._answer_s):  # a file system that hangs blocks only a thread
             return await asyncio.to_thread(last_lines, file, self._log_lines)
 
     async def signal(self, job: str, name: str) -> None:
@@ -108,17 +108,17 @@ class Slurm:
         await self._ask("scancel", "-s", name, job)
 
     async def comment(self, job: str, text: str) -> None:
-        """Write the comment of a job anew. Raises SlurmError."""
+        """Replace the comment of a job. Raises SlurmError."""
         await self._ask("scontrol", "update", f"JobId={job}", f"Comment={text}")
 
     async def cancel(self, jobs: Sequence[str], *, name: str | None = None) -> None:
-        """``name``: only if they are called so. Raises SlurmError."""
+        """Cancel these jobs; with ``name``, only those that are called so. Raises SlurmError."""
         await self._ask("scancel", *([f"--name={name}"] if name is not None else []), *jobs)
 
     async def _ask(self, command: str, *arguments: str, stdin: str = "") -> str:
         environment = {name: value for name, value in os.environ.items() if not _NOT_HANDED_ON.match(name)}
         pipe = asyncio.subprocess.PIPE
-        with tempfile.TemporaryFile() as script:  # a pipe that a command closes unread is an error of ours
+        with tempfile.TemporaryFile() as script:  # a pipe that the command closes unread would raise an error here
             script.write(stdin.encode())
             script.seek(0)
             try:
@@ -147,7 +147,7 @@ class Slurm:
 
 
 def seconds(text: str) -> float:
-    """A time as ``scontrol`` writes it, ``days-hh:mm:ss`` or ``hh:mm:ss``; infinite where it is none."""
+    """Seconds of a time as ``scontrol`` writes it, ``days-hh:mm:ss`` or ``hh:mm:ss``; infinite if it is none."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if match is None:
         return math.inf

@@ -1,10 +1,9 @@
-"""What a Slurm job of ours is: options of ``sbatch``, and the script whose only step is ``headrace node``.
+"""Builds a machine's Slurm job: options of ``sbatch``, and the script whose only step is ``headrace node``.
 
     bash ─▶ the environment's lines ─▶ exec srun ─▶ headrace node
 
-Slurm tells steps, and not the script, that a job is to be preempted, or that its time is nearly over. So the node is a
-step; ``exec`` leaves no shell beside it. A job that is preempted is never queued again: it would come back under its
-old name.
+Slurm signals steps, not the script, when a job is to be preempted or its time is nearly over. So the node is a step;
+``exec`` leaves no shell beside it. A preempted job is never requeued: it would come back under its old name.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from configs.schema import JobConfig
 
 @dataclass(frozen=True)
 class MachineJob:
-    """It is the same for all machines of a run but for their names.
+    """Holds what the jobs of all machines of a run have in common.
 
     Args:
         join: the head's endpoint, as the machines reach it.
-        mark: by which the jobs are known as this run's.
-        leave_s: how long before the end of a time limit they are told to go.
-        life: random name of this process, by which they are known as this head's.
+        mark: label that identifies the jobs as this run's.
+        leave_s: seconds before the end of a time limit at which they are told to leave.
+        life: random name of this process, which identifies the jobs as this head's.
     """
 
     job: JobConfig
@@ -40,13 +39,14 @@ class MachineJob:
 
     @property
     def comment(self) -> str:
-        """Whose job it is: the run's, and this head's."""
+        """Comment that says whose a job is: mark of the run and name of this head."""
         return f"{self.mark} {self.life}"
 
     def options(self, node: str) -> list[str]:
-        """Options win over variables such as SBATCH_PARTITION; of two that are the same, the later one counts."""
+        """Options of ``sbatch``; they win over variables like SBATCH_PARTITION, and later ones over earlier ones."""
         slurm = self.job.provider.slurm
-        found = [f"--output={self.logs / f'{node}.log'}"]
+        log = str(self.logs / f"{node}.log").replace("%", "%%")  # Slurm fills in what follows a %
+        found = [f"--output={log}"]
         for option, value in (("partition", slurm.partition), ("account", slurm.account), ("time", slurm.time_limit)):
             found += [f"--{option}={value}"] if value else []
         found += ["--exclusive"] if slurm.exclusive else []
@@ -65,7 +65,7 @@ class MachineJob:
 
 
 def head_script(job: JobConfig, command: str, file: Path, run_dir: Path, keys: Path | None) -> str:
-    """An sbatch file of the head: it begins the run, or goes on with it where it has begun."""
+    """An sbatch file that starts the head: it begins the run, or resumes it if it has begun."""
     slurm = job.provider.slurm
     secret = shlex.quote(str(keys.resolve())) if keys is not None else "head-keys"
     limit = f"#SBATCH --time={slurm.time_limit}" if slurm.time_limit else "##SBATCH --time=1-0"

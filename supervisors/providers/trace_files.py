@@ -1,10 +1,10 @@
-"""Traces in files. Three formats are read, and known by the file's name and first line:
+"""Reads traces from files in three formats, which are recognized by the file's name and first line:
 
     Bamboo CSV      milliseconds,add|remove,node          no first line; a removal is a kill without notice
     SkyPilot JSON   {"metadata": {"gap_seconds": 300}, "data": [nodes alive, …]}          one number for each gap
     our own CSV     at_s,node,event,kind  as first line; event is up, notice or kill
 
-A row that does not fit is an error that names file, line and field; nothing is passed over.
+A malformed row is an error that names file, line and field; nothing is skipped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from supervisors.providers.traces import Trace, TraceEvent, What, in_order
 
 HEADER: Final = ("at_s", "node", "event", "kind")
 _NODES_MAX: Final = 100_000
-"""Most nodes alive at once in a SkyPilot file: a number beyond it is no count of machines."""
+"""Most nodes alive at once in a SkyPilot file: a larger number cannot be a count of machines."""
 
 
 def read_trace(path: str | Path) -> Trace:
     """The trace in the file at ``path``.
 
     Raises:
-        ConfigError: it cannot be read or does not fit.
+        ConfigError: it cannot be read or is malformed.
     """
     file = Path(path)
     try:
@@ -79,7 +79,7 @@ def _own_row(file: Path, line: int, row: list[str]) -> TraceEvent:
 
 
 class _Lives:
-    """Whether rows tell of possible lives: in order of time, up before the end, one life for each name."""
+    """Checks that rows describe possible lives: in order of time, up before the end, one life for each name."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -122,7 +122,7 @@ def _named(file: Path, line: int, node: str) -> str:
 
 
 def _skypilot(file: Path, text: str) -> Trace:
-    """Counts name no machine. When fewer are there, those that came last have gone."""
+    """Read counts, which name no machine: when a count falls, the machines that came last have gone."""
     gap_s, counts = _counts(file, text)
     events, alive, born = list[TraceEvent](), list[str](), 0
     for index, count in enumerate(counts):
@@ -158,7 +158,7 @@ def _counts(file: Path, text: str) -> tuple[float, list[int]]:
 
 
 def _line_of(text: str, index: int) -> int:
-    """Where item ``index`` of data stands, as far as commas tell."""
+    """Line of item ``index`` of data, found by counting commas."""
     position = text.index("[", text.index('"data"'))
     for _ in range(index):
         position = text.find(",", position + 1)
@@ -167,4 +167,4 @@ def _line_of(text: str, index: int) -> int:
 
 
 def _wrong(file: Path, line: int, field: str, wrong: str, fix: str) -> NoReturn:
-    raise ConfigError([Problem(f"{file}:{line}", field, wrong, fix)])
+    raise ConfigError.of(f"{file}:{line}", field, wrong, fix)

@@ -3,9 +3,9 @@
     trace_files.py: a file in one of three formats ─▶ Trace ─▶ replay.py, simulations, studies (benchmarks/papers)
 
 Invariants
-- Events are in order of time; at one instant machines go before others come, as providers do it.
+- Events are in order of time; at one instant machines leave before others come, as providers do it.
 - A node comes up before it goes, goes once, and never comes again: a machine that returns has another name.
-- A trace holds no randomness and no clock. Whatever thins, cuts or speeds it up returns another trace.
+- A trace holds no randomness and no clock. A function that thins, cuts or speeds it up returns another trace.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ _ORDER: Final = {"notice": 0, "kill": 1, "up": 2}
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """An event is one thing that happens to one machine."""
+    """Holds one event of one machine."""
 
     at_s: float
     node: str
     what: What
     kind: str = SPOT
-    """Kind that it is priced as: a key of the price table."""
+    """Price kind of the machine: a key of the price table."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """See the module's docstring."""
+    """The events of a spot trace, in order."""
 
     source: str
     events: tuple[TraceEvent, ...]
     length_s: float
-    """Length of the trace, which says nothing of what comes later."""
+    """Seconds that the trace covers; it says nothing of what comes later."""
 
     def kinds(self) -> dict[str, str]:
         """Node → its price kind."""
         return {event.node: event.kind for event in self.events}
 
     def windows(self) -> dict[str, float]:
-        """Node → seconds from its notice to its end, of those that get one."""
+        """Node → seconds from its notice to its end, for nodes that get a notice."""
         ends = {event.node: event.at_s for event in self.events if event.what == "kill"}
         told = (event for event in self.events if event.what == "notice")
         return {event.node: ends.get(event.node, self.length_s) - event.at_s for event in told}
 
     def faster(self, factor: float) -> Trace:
-        """The same in 1/factor of the time."""
+        """The same events in 1/factor of the time."""
         events = tuple(replace(event, at_s=event.at_s / factor) for event in self.events)
         return Trace(self.source, events, self.length_s / factor)
 
     def with_notice(self, notice_s: float) -> Trace:
-        """Whoever is killed without notice is given one, so long before, or when it came up if that is later."""
+        """Give each node killed without notice one, ``notice_s`` before, or when it came up if that is later."""
         ups = {event.node: event.at_s for event in self.events if event.what == "up"}
         told = {event.node for event in self.events if event.what == "notice"}
         added = [
@@ -66,7 +66,7 @@ class Trace:
 
 
 def in_order(events: list[TraceEvent]) -> tuple[TraceEvent, ...]:
-    """By time; a node's own events in the order of its life, and goings before comings of others."""
+    """Events by time; at one instant, departures before others' arrivals, and a node's own in order of its life."""
     ups = {event.node: event.at_s for event in events if event.what == "up"}
 
     def rank(event: TraceEvent) -> tuple[float, int]:

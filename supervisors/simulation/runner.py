@@ -1,6 +1,6 @@
-"""One seed of a scenario, from an empty directory to a verdict.
+"""Runs one seed of a scenario, from an empty directory to a verdict.
 
-simulate(scenario, seed) ─▶ World on a SimulatedLoop, guarded, in silence ─▶ checks ─▶ Outcome
+simulate(scenario, seed) ─▶ World on a SimulatedLoop, guarded, without logs ─▶ checks ─▶ Outcome
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ import structlog
 from actors.weights.segments import segment_directory
 from configs.scenario import FaultsConfig, RandomFaults, Scenario
 from supervisors.jobs.role_processes import ranks_of
-from supervisors.simulation.grid import FunctionGrid, replay_in
-from supervisors.simulation.nemesis import Nemesis
-from supervisors.simulation.operator import Operator
-from supervisors.simulation.plan import EPISODE_MOMENTS, RANK_MOMENTS, SERVICE_MOMENTS, DrawnFault, drawn_faults
-from supervisors.simulation.published import EXACT_MODES
-from supervisors.simulation.verdict import judge, learned
-from supervisors.simulation.watchman import Watchman
-from supervisors.simulation.world import World
+from supervisors.simulation.cluster.world import World, replay_in
+from supervisors.simulation.faults.nemesis import Nemesis
+from supervisors.simulation.faults.operator import Operator
+from supervisors.simulation.faults.plan import EPISODE_MOMENTS, RANK_MOMENTS, SERVICE_MOMENTS, DrawnFault, drawn_faults
+from supervisors.simulation.records.published import EXACT_MODES
+from supervisors.simulation.verdicts.verdict import judge, learned
+from supervisors.simulation.verdicts.watchman import Watchman
 from transport.sim.guards import guarded
 from transport.sim.loop import SimulatedLoop, SimulationDeadlock
 
 Show = Callable[[str], None]
 _PREFIX: Final = "headrace-sim-"
 _SETTLED_S: Final = 60.0
-"""Age from which a directory is locked if anybody uses it."""
+"""Age in seconds from which a directory is surely locked if it is in use."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """An outcome is what one seed gave."""
+    """Holds the result of one seed."""
 
     seed: int
     hash: str
@@ -53,15 +52,15 @@ class Outcome:
     seconds: float
     events: int
     faults: list[str]
-    """Faults that struck, in order, for people."""
+    """Descriptions of the faults that struck, in order."""
     report: str = ""
-    """Report on who waited for whom, if the run was given up."""
+    """Report on who waited for whom; empty: the run was not given up."""
     learned: dict[str, str] = field(default_factory=dict[str, str])
-    """Hash by job of its newest weights and of the samples that it trained on. In sync mode no fault changes it."""
+    """Job → hash of its newest weights and its samples. In sync mode no fault changes it."""
 
 
 def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome:
-    """Run ``scenario`` under ``seed``. ``show`` is given a line for each thing that happens, with its virtual time."""
+    """Run ``scenario`` under ``seed``. ``show`` is given a line for each event, with its virtual time."""
     began_s = time.perf_counter()
     outcome = _simulated(scenario, seed, show)
     if scenario.services is not None and not outcome.violations:
@@ -70,7 +69,7 @@ def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome
 
 
 def _without_services(scenario: Scenario) -> Scenario:
-    """The same jobs, each with a trainer of its own, and nothing happens to them."""
+    """The same jobs, each with a trainer of its own, without faults."""
     none = {"service": None}
     return scenario.model_copy(
         update={
@@ -83,7 +82,7 @@ def _without_services(scenario: Scenario) -> Scenario:
 
 
 def _differences(shared: Outcome, alone: Outcome, scenario: Scenario) -> list[str]:
-    """What jobs that repeat exactly have come to, if it is not what they come to alone."""
+    """Violations of the run without services, and jobs in ``EXACT_MODES`` whose results differ from it."""
     exact = [job.name for job in scenario.jobs if job.mode in EXACT_MODES and job.name in alone.learned]
     return [
         *(f"without services: {violation}" for violation in alone.violations),
@@ -99,7 +98,7 @@ def _simulated(scenario: Scenario, seed: int, show: Show | None) -> Outcome:
     began_s = time.perf_counter()
     loop = SimulatedLoop(seed)
     with directory() as root, _unmanaged_memory(), _logs_go_to(show, loop):
-        world = World(scenario, seed, root, loop, show, FunctionGrid)
+        world = World(scenario, seed, root, loop, show)
         report = _run(world, loop)
         violations = [*world.findings, *judge(world)]
         if report:
@@ -119,11 +118,11 @@ def _simulated(scenario: Scenario, seed: int, show: Show | None) -> Outcome:
 
 @contextlib.contextmanager
 def directory() -> Generator[Path]:
-    """In shared memory, locked while it is used and then removed, as are those of simulations that were killed."""
+    """A locked directory in shared memory, removed at the end, as are those that killed simulations have left."""
     root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=segment_directory()))
     lock = os.open(root, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ours alone: nobody looks at one so young
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # always free: others leave a directory this young alone
         settled_s = root.stat().st_mtime - _SETTLED_S
         for left in root.parent.glob(f"{_PREFIX}*"):
             if left != root:
@@ -135,10 +134,10 @@ def directory() -> Generator[Path]:
 
 
 def _remove_if_abandoned(left: Path, settled_s: float) -> None:
-    """Who was killed holds no lock; who has just made its directory may not have locked it yet."""
+    """Remove ``left`` if it is unlocked and old: a process that has just made its own may not have locked it yet."""
     try:
         lock = os.open(left, os.O_RDONLY)
-    except OSError:  # its owner was faster, or is another user
+    except OSError:  # its owner removed it first, or is another user
         return
     try:
         if os.fstat(lock).st_mtime < settled_s:
@@ -151,7 +150,7 @@ def _remove_if_abandoned(left: Path, settled_s: float) -> None:
 
 
 def _run(world: World, loop: SimulatedLoop) -> str:
-    """Run to the end; returns who waited for whom if there was none."""
+    """Run to the end; returns the report on who waited for whom if the run was given up, else an empty string."""
     scenario = world.scenario
     drawn: list[DrawnFault] = []
     if scenario.faults.random is not None:
@@ -190,7 +189,7 @@ async def _main(world: World, nemesis: Nemesis, operator: Operator, watchman: Wa
 
 
 def _dismantle(world: World, loop: SimulatedLoop) -> None:
-    """Nothing runs any more: give all of it back without a word."""
+    """Stop all that runs, and free it silently."""
     loop.set_exception_handler(lambda _, __: None)
     world.stop()
     loop.dismantle()
@@ -207,9 +206,9 @@ def _unhandled(world: World, context: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _unmanaged_memory() -> Generator[None]:
-    """No collections while it runs: when they come depends on what ran before, and they may wake what is forgotten."""
+    """Run without garbage collection: its times depend on what ran before, and it may run code of dead objects."""
     enabled = gc.isenabled()
-    gc.collect(0)  # of the run before this one, which is younger than all that is kept
+    gc.collect(0)  # frees the previous run, which is still in the youngest generation
     gc.disable()
     try:
         yield
@@ -220,7 +219,7 @@ def _unmanaged_memory() -> Generator[None]:
 
 @contextlib.contextmanager
 def _logs_go_to(show: Show | None, loop: SimulatedLoop) -> Generator[None]:
-    """Logs of the product, with virtual time; to nobody if nobody wants them."""
+    """Give the product's log lines to ``show``, with virtual time; drop them without it."""
     before = structlog.get_config() if structlog.is_configured() else None
 
     def write(_: Any, level: str, fields: MutableMapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Many seeds of one scenario, one after the other or in several processes, and what failed.
+"""Runs many seeds of one scenario, one after the other or in several processes, and tallies the failures.
 
 run_seeds ─▶ simulate, seed by seed ─▶ Tally          processes > 1: ``headrace simulate`` on a part of the seeds each
 """
@@ -25,12 +25,12 @@ _LINE_MAX_BYTES = 64 << 20
 
 
 class SimulationFailed(HeadraceError):
-    """A process that was to run a part of the seeds ended without a result; its words went to stderr."""
+    """A process that ran a part of the seeds ended without a result; its messages went to stderr."""
 
 
 @dataclass
 class Tally:
-    """A tally is what many seeds gave."""
+    """Counts the results of many seeds."""
 
     seeds: int = 0
     violations: int = 0
@@ -38,14 +38,14 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, outcome: Outcome, replay: str) -> None:
-        """One more seed."""
+        """Count one more seed."""
         self.seeds += 1
         self.violations += len(outcome.violations)
         if outcome.violations:
             self.failing.append({"seed": outcome.seed, "violation": outcome.violations[0], "replay": replay})
 
     def join(self, other: dict[str, Any]) -> None:
-        """What another process gave."""
+        """Add the tally of another process."""
         self.seeds += int(other["seeds"])
         self.violations += int(other["violations"])
         self.failing = sorted([*self.failing, *other["failing"]], key=lambda failed: failed["seed"])
@@ -61,15 +61,15 @@ class Tally:
 
 
 def replay_command(scenario: Path, seed: int) -> str:
-    """What to type to see one seed again."""
+    """The command that replays one seed."""
     return f"headrace simulate {shlex.quote(str(scenario))} --seed {seed}"
 
 
 def load_whole(path: Path) -> Scenario:
-    """The scenario at ``path``; its trace has been read and found in order.
+    """The scenario at ``path``, after a check of the trace that it names.
 
     Raises:
-        ConfigError: one of the two.
+        ConfigError: the scenario file, or the trace that it names, cannot be read or is malformed.
     """
     scenario = load_scenario(path)
     if scenario.spot.trace is not None:
@@ -78,10 +78,10 @@ def load_whole(path: Path) -> Scenario:
 
 
 def run_seeds(path: Path, seeds: range, on_outcome: Callable[[Outcome], None]) -> Tally:
-    """Run them in this process; ``on_outcome`` hears of each.
+    """Run ``seeds`` in this process; ``on_outcome`` is told each outcome.
 
     Raises:
-        ConfigError: the scenario file, or the trace that it names.
+        ConfigError: as ``load_whole``.
     """
     scenario, tally, began_s = load_whole(path), Tally(), time.perf_counter()
     for seed in seeds:
@@ -93,13 +93,13 @@ def run_seeds(path: Path, seeds: range, on_outcome: Callable[[Outcome], None]) -
 
 
 async def run_seeds_in_processes(path: Path, seeds: range, processes: int) -> Tally:
-    """Share them among processes; what these say on stderr is passed on.
+    """Share ``seeds`` among processes, which inherit stderr.
 
     Raises:
-        ConfigError: the scenario file, or the trace that it names.
-        SimulationFailed: one of them gave no result.
+        ConfigError: as ``load_whole``.
+        SimulationFailed: a process gave no result.
     """
-    load_whole(path)  # what is wrong with it is said once, not by each of them
+    load_whole(path)  # reports a bad file once, not once for each process
     tally, began_s = Tally(), time.perf_counter()
     share = -(-len(seeds) // processes)
     parts = [seeds[start : start + share] for start in range(0, len(seeds), share)]

@@ -1,4 +1,4 @@
-"""Pytest fixtures for tests of your own: they start real runs, harm them, end what is left of them.
+"""Pytest fixtures for your own tests: they start real runs, inject faults, and end what still runs.
 
     # conftest.py
     pytest_plugins = ["supervisors.testing.pytest_plugin"]
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -27,51 +27,42 @@ from supervisors.testing.run_under_test import HeadraceCluster, HeadraceJobs, He
 
 @pytest.fixture
 def headrace_run(tmp_path: Path) -> Iterator[Callable[..., HeadraceRun]]:
-    """``headrace_run(job, settings=[…], faults=[…])`` starts a run in a directory of the test's own.
+    """``headrace_run(job, settings=[…], faults=[…])`` starts a run in the test's own directory.
 
-    Arguments as of HeadraceRun; ``name`` tells several runs of one test apart. What still runs at the end of the test
-    is killed.
+    Arguments are those of HeadraceRun; ``name`` tells several runs of one test apart. Runs that go on at the end of
+    the test are killed.
     """
-    runs: list[HeadraceRun] = []
-
-    def start(job: Any, *, name: str = "run", **options: Any) -> HeadraceRun:
-        runs.append(HeadraceRun(tmp_path / name, job, **options))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.close()
+    yield from _starting(HeadraceRun, tmp_path, "run")
 
 
 @pytest.fixture
 def headrace_jobs(tmp_path: Path) -> Iterator[Callable[..., HeadraceJobs]]:
     """``headrace_jobs(["first.yaml", "second.yaml"], services="services.yaml")`` runs jobs side by side.
 
-    Arguments as of HeadraceJobs. What still runs at the end of the test is killed.
+    Arguments are those of HeadraceJobs. Jobs that still run at the end of the test are killed.
     """
-    runs: list[HeadraceJobs] = []
-
-    def start(jobs: Any, *, name: str = "jobs", **options: Any) -> HeadraceJobs:
-        runs.append(HeadraceJobs(tmp_path / name, jobs, **options))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.close()
+    yield from _starting(HeadraceJobs, tmp_path, "jobs")
 
 
 @pytest.fixture
 def headrace_cluster(tmp_path: Path) -> Iterator[Callable[..., HeadraceCluster]]:
     """``headrace_cluster("tcp://127.0.0.1:7000")`` starts a head that takes jobs, and listens there for nodes.
 
-    Arguments as of HeadraceCluster. Head and nodes are killed at the end of the test.
+    Arguments are those of HeadraceCluster. Head and nodes are killed at the end of the test.
     """
-    clusters: list[HeadraceCluster] = []
+    yield from _starting(HeadraceCluster, tmp_path, "head")
 
-    def start(listen: str, **options: Any) -> HeadraceCluster:
-        clusters.append(HeadraceCluster(tmp_path / "head", listen, **options))
-        return clusters[-1]
+
+R = TypeVar("R", HeadraceRun, HeadraceJobs, HeadraceCluster)
+
+
+def _starting(kind: Callable[..., R], parent: Path, named: str) -> Iterator[Callable[..., R]]:
+    runs: list[R] = []
+
+    def start(*what: Any, name: str = named, **options: Any) -> R:
+        runs.append(kind(parent / name, *what, **options))
+        return runs[-1]
 
     yield start
-    for cluster in clusters:
-        cluster.close()
+    for run in runs:
+        run.close()

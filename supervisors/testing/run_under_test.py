@@ -1,21 +1,23 @@
-"""A real run as child processes, to be looked at from outside, harmed, and held against Headrace's promises.
+"""Runs real jobs as child processes, for tests that observe them, inject faults, and check Headrace's promises.
 
     run = HeadraceRun(run_dir, "job.yaml", settings=["steps=30"], faults=[{"kind": "kill", "target": {…}}])
     run.wait_for_step(5)
     run.inject("hang", "rollout-0")
-    summary = run.finish()          # waits; the job must have finished, and every checker must be content
+    summary = run.finish()          # waits; the job must have finished, and no checker may find a violation
 
 ``HeadraceJobs`` is the same for several jobs under one command, ``HeadraceCluster`` for ``headrace head``, to which
-jobs are submitted. ``pytest_plugin.py`` makes a fixture of each. They talk to Headrace as anybody would: command line,
-control socket, files.
+jobs are submitted. ``pytest_plugin.py`` makes a fixture of each. They use Headrace as a user would, through the
+command line, the control socket and files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,11 +29,12 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from actors.control.client import ControlClient
-from actors.control.errors import TimedOut, Unreachable
+from actors.control.errors import ControlError, TimedOut, Unreachable
 from actors.control.socket import read_endpoint
 from configs.fault_plan import dump_fault, fault_from_mapping
 from configs.limits import DEFAULT_LIMITS
 from configs.loader import load_job
+from configs.run_files import EVENTS, METRICS
 from supervisors.checkers.checks import Report, check
 from supervisors.checkers.run_directory import read_history
 
@@ -39,35 +42,37 @@ T = TypeVar("T")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _POLL_S: Final = 0.05
 _TAIL: Final = 25
-"""Last lines of what a run said, for the message of a failed wait."""
+"""Number of last lines of output that the message of a failed wait shows."""
+_STEP: Final = re.compile(r"(\S+: )?step \d+ \(\d+ of \d+\) ")
+"""A line that tells of one step; a run has hundreds of them."""
 _NOT_THERE: Final = (Unreachable, TimedOut, OSError)
-"""What a question over the control socket raises while the head is being started, or started again."""
+"""Exceptions of a control-socket request while the head is started or restarted."""
 _EXIT_CODES: Final = {"finished": 0, "failed": 1, "interrupted": 130}
 
 
 class RunRecord:
-    """The record of a run is what lies in ``run_dir``: of one that goes on, or is over."""
+    """Reads the files that a run, going on or over, has written to ``run_dir``."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl: one for each committed step."""
-        return _lines(self.run_dir / "metrics.jsonl")
+        return _lines(self.run_dir / METRICS)
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
         """The lines of events.jsonl, of one name or all."""
-        return [row for row in _lines(self.run_dir / "events.jsonl") if name in ("", row["event"])]
+        return [row for row in _lines(self.run_dir / EVENTS) if name in ("", row["event"])]
 
     def report(self, *, must_finish: bool = False) -> Report:
-        """What the checkers say of the run so far; see ``headrace doctor --run``."""
+        """The checkers' report on the run so far; see ``headrace doctor --run``."""
         return check(read_history(self.run_dir), must_finish=must_finish)
 
 
 class _UnderTest(RunRecord):
-    """The process of a ``headrace`` command, nodes beside it, and the record of a run in ``run_dir``.
+    """Runs the process of a ``headrace`` command and nodes beside it, and reads the record of the run in ``run_dir``.
 
-    ``directory`` is that of the command, where the endpoint of its control socket stands; its output lies beside it.
+    ``directory``: the command's, which holds the file with its control endpoint; its output lies beside it.
     """
 
     process: subprocess.Popen[bytes]
@@ -100,12 +105,18 @@ class _UnderTest(RunRecord):
         path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
         return path
 
+    def _plan(self, faults: str | Path | Sequence[Mapping[str, Any]] | None, seed: int) -> list[str]:
+        if faults is None:
+            return []
+        plan = faults if isinstance(faults, str | Path) else {"seed": seed, "faults": [dict(f) for f in faults]}
+        return ["--faults", str(self._file("faults", plan))]
+
     def _run(self, words: Sequence[str], settings: Sequence[str]) -> None:
         given = (word for setting in settings for word in ("--set", setting))
         self.process = self._launch(self._said, self._errors, "run", *words, *given, "--json", through=self._through)
 
     def _ended(self, timeout_s: float) -> tuple[int, Any]:
-        """The exit code of ``headrace run --json`` and what it printed last; waits for both."""
+        """Wait for the end, and return the exit code of ``headrace run --json`` and the JSON that it printed last."""
         try:
             code = self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -116,7 +127,7 @@ class _UnderTest(RunRecord):
     def add_node(
         self, name: str, join: str, *arguments: str, slots: int = 1, through: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        """``headrace node``, which joins the endpoint ``join``; ends with the run. ``through`` as of the class."""
+        """Start ``headrace node``, which joins ``join`` and ends with the run. ``through``: as for HeadraceRun."""
         log = self.directory.with_name(f"{name}.log")
         words = ("node", "--join", join, "--name", name, "--slots", str(slots), *arguments)
         self.nodes[name] = self._launch(log, log, *words, through=through)
@@ -131,10 +142,10 @@ class _UnderTest(RunRecord):
     def call(
         self, op: str, args: Mapping[str, Any] | None = None, *, timeout_s: float = DEFAULT_LIMITS.control_timeout_s
     ) -> Any:
-        """One request over the control socket; docs/control_protocol.md lists them.
+        """Send one request over the control socket; docs/control_protocol.md lists them.
 
         Raises:
-            ControlError (actors.control.errors): the run said no.
+            ControlError (actors.control.errors): the run refused.
         """
 
         async def ask() -> Any:
@@ -161,10 +172,10 @@ class _UnderTest(RunRecord):
     def wait_until(
         self, what: str, probe: Callable[[], T | None], *, timeout_s: float = DEFAULT_LIMITS.run_patience_s
     ) -> T:
-        """Look again and again until ``probe`` returns something true; it may ask a head that is not there right now.
+        """Poll until ``probe`` returns something true; ``probe`` may query a head that is down just now.
 
         Raises:
-            AssertionError: the run ended first, or it took too long; with the last words of the run.
+            AssertionError: the run ended first, or it took too long; with the run's last output.
         """
 
         def look() -> T | None:
@@ -178,7 +189,7 @@ class _UnderTest(RunRecord):
     def settle(
         self, what: str, probe: Callable[[], T | None], *, timeout_s: float = DEFAULT_LIMITS.control_timeout_s
     ) -> T:
-        """As ``wait_until``, of a run that may be over."""
+        """Poll as ``wait_until`` does, but on a run that may be over."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             if found := _tried(probe):
@@ -187,13 +198,13 @@ class _UnderTest(RunRecord):
         raise AssertionError(f"no {what} within {timeout_s:g} s\n{self.last_words()}")
 
     def wait_for_step(self, step: int, *, timeout_s: float = DEFAULT_LIMITS.run_patience_s) -> None:
-        """Until step ``step``, counted from 0, is committed."""
+        """Wait until step ``step``, counted from 0, is committed."""
         self.wait_until(f"step {step}", lambda: any(row["step"] >= step for row in self.rows()), timeout_s=timeout_s)
 
     def wait_for_event(
         self, name: str, *, timeout_s: float = DEFAULT_LIMITS.run_patience_s, **fields: Any
     ) -> dict[str, Any]:
-        """Until an event of that name with those fields is recorded."""
+        """Wait until an event of that name with those fields is recorded, and return it."""
 
         def look() -> dict[str, Any] | None:
             fitting = (row for row in self.events(name) if all(row.get(key) == value for key, value in fields.items()))
@@ -202,17 +213,25 @@ class _UnderTest(RunRecord):
         return self.wait_until(f"event {name} {fields}", look, timeout_s=timeout_s)
 
     def last_words(self) -> str:
-        """What the run last said and recorded."""
+        """The last lines of the run's output and events, of each job's steps the newest; and its processes now."""
         said = [line for file in (self._errors, self._said) if file.exists() for line in file.read_text().splitlines()]
+        newest = {line.partition("step ")[0]: number for number, line in enumerate(said) if _STEP.match(line)}
+        told = [line for number, line in enumerate(said) if not _STEP.match(line) or number in newest.values()]
         events = [json.dumps(row) for row in self.events()]
-        return "\n".join([*said[-_TAIL:], *events[-_TAIL:]])
+        return "\n".join([*told[-_TAIL:], *events[-_TAIL:], *self._processes_now()])
 
-    # ------------------------------------------------------------ doing harm
+    def _processes_now(self) -> list[str]:
+        """What ``ctl tree`` says, if the run goes on and answers."""
+        with contextlib.suppress(ControlError, OSError, ValueError):  # ValueError: its socket wants keys
+            return [] if self.over else [json.dumps(row) for row in self.call("tree")]
+        return []
+
+    # ------------------------------------------------------------ injecting faults
 
     def inject(
         self, kind: str, target: str | Mapping[str, Any] | None = None, *, lasts_s: float | None = None, **keys: Any
     ) -> list[str]:
-        """Commit one fault now; returns what was hit.
+        """Inject one fault now; returns what was hit.
 
         Args:
             kind: kill, hang, slow, … as in docs/guides/fault_injection.md.
@@ -221,8 +240,8 @@ class _UnderTest(RunRecord):
             keys: further keys of the fault, such as ``factor=8``.
 
         Raises:
-            ConfigError: it does not fit the vocabulary.
-            ControlError (actors.control.errors): it cannot be done to this run; the message says why.
+            ConfigError: the fault is malformed.
+            ControlError (actors.control.errors): the fault is not possible in this run; the message says why.
         """
         fault: dict[str, Any] = {"kind": kind, **keys}
         if target is not None:
@@ -234,27 +253,27 @@ class _UnderTest(RunRecord):
         return list(answer["hit"])
 
     def interrupt(self) -> None:
-        """Ctrl-C: a checkpoint, then the end."""
+        """Interrupt the run as Ctrl-C does: it takes a checkpoint and ends."""
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL to the process of the command, with which every other one on its machine ends."""
+        """Send SIGKILL to the command's process, with which all its processes on the same machine end."""
         _kill(self.process)
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """Kill the command and its nodes."""
         for process in (*self.nodes.values(), self.process):
             _kill(process)
 
 
 class HeadraceRun(_UnderTest):
-    """``headrace run`` in ``run_dir``.
+    """Runs ``headrace run`` in ``run_dir``.
 
     Args:
         job: a job file, or a job as a plain map.
         settings: as after ``--set``: ``["steps=30"]``.
         faults: a plan, as the path of a YAML file or as a list of faults, each a plain map.
-        arguments: further ones of the command.
+        arguments: further arguments of the command.
         through: words before the command that run it elsewhere, such as ``ip netns exec far``.
     """
 
@@ -270,14 +289,10 @@ class HeadraceRun(_UnderTest):
         through: Sequence[str] = (),
     ) -> None:
         super().__init__(run_dir, through)
-        words = [str(self._file("job", job)), "--dir", str(run_dir), *arguments]
-        if faults is not None:
-            plan = faults if isinstance(faults, str | Path) else {"seed": seed, "faults": [dict(f) for f in faults]}
-            words += ["--faults", str(self._file("faults", plan))]
-        self._run(words, settings)
+        self._run([str(self._file("job", job)), "--dir", str(run_dir), *arguments, *self._plan(faults, seed)], settings)
 
     def resume(self, *, settings: Sequence[str] = (), arguments: Sequence[str] = ()) -> None:
-        """``headrace run --resume`` of the same run directory, once this one is over."""
+        """Start ``headrace run --resume`` in the same run directory, once this run is over."""
         assert self.over, "a run that goes on cannot be resumed: finish or kill it first"
         self._run(["--resume", str(self.run_dir), *arguments], settings)
 
@@ -286,8 +301,7 @@ class HeadraceRun(_UnderTest):
     ) -> dict[str, Any]:
         """Wait for the end and return the summary of ``headrace run --json``.
 
-        With ``clean`` the job must have ended as ``state`` says, and no checker may find anything: AssertionError
-        otherwise.
+        With ``clean``, raises AssertionError unless the job ended as ``state`` says and no checker finds a violation.
         """
         code, said = self._ended(timeout_s)
         assert said or not clean, f"the run ended with {code} and without a summary\n{self.last_words()}"
@@ -301,13 +315,14 @@ class HeadraceRun(_UnderTest):
 
 
 class HeadraceJobs(_UnderTest):
-    """``headrace run`` of several jobs in ``directory``: ``jobs`` has the record of each by its name.
+    """Runs ``headrace run`` with several jobs in ``directory``; ``jobs`` maps each job's name to its record.
 
     Args:
         jobs: job files, or jobs as plain maps.
         services: a services file, or a plain map.
         settings: as after ``--set``, for every job.
-        arguments: further ones of the command.
+        faults: as for HeadraceRun; targets name their job.
+        arguments: further arguments of the command.
     """
 
     def __init__(
@@ -317,13 +332,16 @@ class HeadraceJobs(_UnderTest):
         *,
         services: str | Path | Mapping[str, Any] | None = None,
         settings: Sequence[str] = (),
+        faults: str | Path | Sequence[Mapping[str, Any]] | None = None,
+        seed: int = 0,
         arguments: Sequence[str] = (),
     ) -> None:
         super().__init__(directory)
         files = [self._file(f"job-{number}", job) for number, job in enumerate(jobs)]
         shared = ["--services", str(self._file("services", services))] if services is not None else []
         self.jobs = {name: RunRecord(directory / name) for name in (load_job(file).name for file in files)}
-        self._run([*map(str, files), "--dir", str(directory), *shared, *arguments], settings)
+        words = [*map(str, files), "--dir", str(directory), *shared, *arguments, *self._plan(faults, seed)]
+        self._run(words, settings)
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
         """The lines of events.jsonl of all jobs, of one name or all, in the order of time."""
@@ -331,12 +349,12 @@ class HeadraceJobs(_UnderTest):
         return sorted(found, key=lambda row: row["time_s"])
 
     def pid_of(self, name: str, job: str | None = None) -> int | None:
-        """The process of that name: a job's, or a service's or the head; None while it is being started."""
+        """Pid of the process ``name``: of a job, a service or the head; None while it is being started."""
         rows = self.call("tree", {"job": job} if job is not None else {})
         return next((row["pid"] for row in rows if row["name"] == name and row["state"] == "running"), None)
 
     def finish(self, *, timeout_s: float = DEFAULT_LIMITS.run_finish_s) -> dict[str, dict[str, Any]]:
-        """Wait for the end and return each job's summary; all must have finished, and no checker may find anything."""
+        """Wait for the end and return each job's summary; all must finish, and no checker may find a violation."""
         code, said = self._ended(timeout_s)
         states = {summary["job"]: summary["state"] for summary in said or ()}
         assert states == dict.fromkeys(self.jobs, "finished"), f"exit code {code}: {states}\n{self.last_words()}"
@@ -347,11 +365,11 @@ class HeadraceJobs(_UnderTest):
 
 
 class HeadraceCluster(_UnderTest):
-    """``headrace head`` in ``directory``, to which nodes and jobs come; looked at is the job that was submitted last.
+    """Runs ``headrace head`` in ``directory``; ``run_dir`` is that of the job submitted last.
 
     Args:
-        listen: where nodes join: ``tcp://127.0.0.1:7000``.
-        arguments, through: as of HeadraceRun.
+        listen: endpoint that nodes join: ``tcp://127.0.0.1:7000``.
+        arguments, through: as for HeadraceRun.
     """
 
     def __init__(
@@ -368,7 +386,7 @@ class HeadraceCluster(_UnderTest):
             self.add_node(name, self._listen)
 
     def submit(self, job: Mapping[str, Any]) -> None:
-        """Have ``job`` run, as soon as the head is there."""
+        """Submit ``job`` as soon as the head is ready, and follow it."""
         self.wait_until("head", lambda: self.call("jobs") == [])
         self.run_dir = Path(self.call("submit", {"job": dict(job)})["run_dir"])
 
@@ -381,12 +399,12 @@ def _tried(probe: Callable[[], T | None]) -> T | None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # does nothing to one that is over
+    process.kill()  # does nothing if it has ended
     process.wait(timeout=DEFAULT_LIMITS.kill_timeout_s)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines; the last one may be under way."""
+    """Complete lines of a JSON Lines file; the last may be half-written."""
     if not path.exists():
         return []
     text = path.read_text("utf-8")

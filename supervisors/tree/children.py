@@ -1,4 +1,4 @@
-"""What a supervisor knows of a child, and the two kinds of children: actors of this process, and role processes.
+"""Specifies a supervisor's children, and starts both kinds: actors of this process, and role processes.
 
 ChildSpec.start(context) ─▶ Running: where it is, how to stop it, how its end will be heard
     actor_child     the actor lives here; its end is a Down
@@ -28,37 +28,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Running:
-    """A running child is ready."""
+    """Says where a child that has become ready runs, and how to stop it."""
 
     address: ActorAddress
-    """Address of its main actor, which the supervisor watches when ``agent`` is None."""
+    """Address of the child's main actor, which the supervisor watches when ``agent`` is None."""
     stop: Callable[[float, ExitCause], Awaitable[None]]
-    """Function that stops it within so many seconds; returns when it is gone, or nobody can be asked any more."""
+    """Function that stops the child within a deadline in seconds; returns once it is gone or its agent silent."""
     pid: int
     node: str
     incarnation: int
     addresses: dict[str, ActorAddress] = field(default_factory=dict[str, ActorAddress])
     agent: ActorAddress | None = None
-    """The node agent that will tell of its end; watched by the supervisor."""
+    """Node agent that reports the child's end; watched by the supervisor."""
     adopted: bool = False
-    """True if it ran before this start; its former owner is gone."""
+    """Flag that the child ran before this start; its former owner is gone."""
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A spec says how to start a child and what its end means. ``start`` returns when the child is ready, or raises."""
+    """Says how to start a child, and what its end means. ``start`` returns when the child is ready, or raises."""
 
     name: str
     start: Callable[[Context], Awaitable[Running]]
     role: str = ""
     restart: RestartPolicy = RestartPolicy.PERMANENT
     shutdown_s: float = DEFAULT_LIMITS.stop_timeout_s
-    """Deadline of an orderly stop; then it is killed."""
+    """Seconds for a clean stop; then the child is killed."""
     ready_s: float = DEFAULT_LIMITS.ready_timeout_s
-    """Deadline from start to ready."""
+    """Seconds from start to ready, at most."""
     group: str = ""
-    """Name of the group that it shares its fate with, under one_for_one: the end of one stops the others, and all start
-    at once, none waiting for another to be ready. The last of them in the children's order stops first."""
+    """Name of the child's group under one_for_one: the end of one member stops the others, and all start at once, none
+    waiting for another to be ready. The last member in the children's order stops first."""
 
 
 def actor_child(
@@ -69,7 +69,7 @@ def actor_child(
     role: str = "",
     restart: RestartPolicy = RestartPolicy.PERMANENT,
 ) -> ChildSpec:
-    """An actor in the supervisor's own process; ``factory`` makes a fresh one for every start."""
+    """Specify an actor in the supervisor's own process; ``factory`` makes a fresh one for every start."""
 
     async def start(context: Context) -> Running:
         address = (await context.spawn(name, factory())).address
@@ -96,17 +96,17 @@ async def start_process(
 ) -> Running:
     """Have a node agent, of this or another machine, start a role process and watch it.
 
-    If it is cancelled, no process stays there, although the agent's answer may be on its way.
+    If this call is cancelled, it stops the process, even one that the agent has just started.
 
     Args:
-        job: whom it serves, by name; the process is called ``<job>.<args.name>`` at its agent.
-        beacon_budget_s: how long its event loop may be silent; default: as ``limits`` say.
-        limits: of the process; default: those of its node agent.
-        may_stay: when its work is over it may be given other work, of any job.
-        devices: those of its machine that it is to see; None: all that the machine lends.
+        job: name of the job that it serves; its agent calls the process ``<job>.<args.name>``.
+        beacon_budget_s: seconds for which its event loop may be silent; default: as ``limits`` say.
+        limits: limits of the process; default: those of its node agent.
+        may_stay: whether it may be given other work, of any job, when its work is over.
+        devices: devices of its machine that it is to see; None: all that the machine lends.
 
     Raises:
-        ChildStartFailed: it did not become ready, or its agent gave no answer.
+        ChildStartFailed: the process did not become ready, or its agent gave no answer.
     """
     order = SpawnProcess(
         name=f"{job}.{args.name}",
@@ -121,7 +121,7 @@ async def start_process(
     try:
         reply = await context.ref(agent).ask(order, SpawnReply, timeout_s=order.ready_timeout_s + overhead_s)
     except asyncio.CancelledError:
-        patience_s = min(overhead_s, context.limits.stop_timeout_s / 2)  # who cuts a start waits for longer
+        patience_s = min(overhead_s, context.limits.stop_timeout_s / 2)  # whoever cancels a start waits longer
         await _ask_to_stop(context, agent, order.name, 0.0, ExitCause.STOPPED, patience_s)
         raise
     except AskError as error:
@@ -150,7 +150,7 @@ def running_process(
     *,
     adopted: bool = False,
 ) -> Running:
-    """What a supervisor keeps of a ready ``process`` of ``agent``, whose main actor is ``actor``."""
+    """The ``Running`` of a ready ``process`` of ``agent``, whose main actor is ``actor``."""
 
     async def stop(deadline_s: float, cause: ExitCause) -> None:
         await _ask_to_stop(context, agent, process, deadline_s, cause, deadline_s + context.limits.spawn_overhead_s)

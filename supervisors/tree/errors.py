@@ -1,4 +1,4 @@
-"""What can go wrong in supervision. Continues the tree of ``transport/errors.py``.
+"""Errors of supervision. Continues the tree of ``transport/errors.py``.
 
 HeadraceError
 └── SupervisionError
@@ -9,9 +9,9 @@ HeadraceError
     ├── NoSuchDevices        --devices asks for what this machine does not have; the text says what it has
     ├── NeverServed          no training service can ever serve the job; the text says what it needs and what there is
     ├── ServiceGone          a training service was given up or removed; mend it, then resume its jobs
-    ├── ServiceNotReady      a training service is not ready yet; whoever needs it tries again
+    ├── ServiceNotReady      a training service is not ready yet; the caller tries again
     ├── DirectoryInUse       another run lives in that run directory; choose another one, or end that run
-    ├── ProviderError        a provider has no such machine, or was asked wrongly; another machine may do
+    ├── ProviderError        a provider cannot bring up that machine; another machine may do
     ├── HeadLost             a node's head does not answer any more; join again when it is back
     ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
     ├── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
@@ -20,9 +20,9 @@ HeadraceError
     └── ModelTextUnusable    the model's tokenizer or its positions do not fit the job; do not retry
 
 ReplyError (actors/core/errors.py)
-├── NodeRefused              a machine may not join as it is: its name, its numbers, or another one has its name
-├── NotYourNode              a machine spoke for another one, whose name it may not use; the text says which
-└── FaultNotPossible         a fault that cannot be done to this run, or not by whom it was asked; the text says why
+├── NodeRefused              a machine may not join as it is: its name is malformed or taken, or its numbers are wrong
+├── NotYourNode              a machine used the name of another one; the text says which
+└── FaultNotPossible         a fault is not possible in this run, or not where it was requested; the text says why
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from transport.errors import HeadraceError
 
 
 class SupervisionError(HeadraceError):
-    """A supervisor could not keep a promise."""
+    """Base of the errors of supervision."""
 
 
 class ChildStartFailed(SupervisionError):
     """A child did not become ready. ``reason`` is the error it named; ``log_tail`` is the end of ``log_path``.
 
-    ``node`` is named if it is to blame, and not the child: its agent gave no answer.
+    ``node`` is set if the node is to blame, not the child: its agent gave no answer.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class ChildStartFailed(SupervisionError):
 
 
 class SupervisorGaveUp(SupervisionError):
-    """The restart budget is spent, a child never became ready, or met a permanent error. All have been stopped."""
+    """The restart budget is spent, a child never became ready, or met a permanent error. All children are stopped."""
 
 
 class HeadGaveUp(SupervisionError):
-    """The head could not be kept alive; its log says why. ``headrace run --resume`` goes on when that is cured."""
+    """The head could not be kept alive; its log says why. ``headrace run --resume`` goes on once that is mended."""
 
 
 class NoNode(SupervisionError):
@@ -95,23 +95,23 @@ class NeverServed(SupervisionError):
 
 
 class ServiceGone(SupervisionError):
-    """The training service of a job was given up, or removed. The job can be resumed when there is one again."""
+    """A job's training service was given up or removed. The job can be resumed when it is there again."""
 
     permanent = True
 
 
 class ServiceNotReady(SupervisionError):
-    """A training service is being started. It says nothing of those who need it: they try again."""
+    """A training service is being started. That is no fault of its callers, which try again."""
 
 
 class DirectoryInUse(SupervisionError):
-    """A run directory belongs to a run that lives. The message has its process; nothing of it was touched."""
+    """A run directory belongs to a live run, whose process the message names. Nothing in it was touched."""
 
     permanent = True
 
 
 class ProviderError(SupervisionError):
-    """A provider could not bring up the machine that it was asked for. Ask for another one."""
+    """A provider could not bring up the requested machine. Request another one."""
 
 
 class ModelNotMade(SupervisionError):
@@ -119,7 +119,7 @@ class ModelNotMade(SupervisionError):
 
 
 class ModelNotFetched(SupervisionError):
-    """The job names a model of a hub, and it could not be had: no hub, no such model, no access, no room."""
+    """The job's model could not be fetched from its hub: no hub, no such model, no access, no room."""
 
 
 class RewardModelNotMade(SupervisionError):
@@ -129,7 +129,7 @@ class RewardModelNotMade(SupervisionError):
 
 
 class DataNotFetched(SupervisionError):
-    """``data.path`` names a data set of a hub, and it could not be had: no hub, no such set or split, no access."""
+    """The data set of ``data.path`` could not be fetched from its hub: no hub, no such set or split, no access."""
 
     permanent = True
 
@@ -141,20 +141,20 @@ class ModelTextUnusable(SupervisionError):
 
 
 class HeadLost(SupervisionError):
-    """A node has lost its head for longer than it is willing to wait."""
+    """A node has not reached its head for longer than it may wait."""
 
 
 class FaultNotPossible(ReplyError):
-    """A fault that cannot be injected here; the text says why and what can be. Whoever asked for it decides."""
+    """A fault cannot be injected here; the text says why. The caller decides what to do."""
 
 
 class NodeRefused(ReplyError):
-    """A head does not take a machine as it offers itself; the text says what to change before another try."""
+    """A head does not admit a machine; the text says what to change before another try."""
 
     permanent = True
 
 
 class NotYourNode(ReplyError):
-    """A machine tried to join or to leave in another one's name. It may do so in its own only."""
+    """A machine tried to join or to leave in another machine's name."""
 
     permanent = True

@@ -1,4 +1,4 @@
-"""What supervisors, node agents and role processes say to each other.
+"""Messages between supervisors, node agents and role processes.
 
 supervisor ──SpawnProcess──▶ node agent ── exec ──▶ role process
            ◀──SpawnReply───             ◀─ProcessReady, ProcessBeacon─
@@ -18,26 +18,26 @@ from transport.address import ActorAddress
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """This process is ready for work."""
+    """Says where a process that is ready for work runs."""
 
     name: str
     node: str
     pid: int
     incarnation: int
-    """Incarnation of its peer; new with every start."""
+    """Incarnation of the process's peer; new with every start."""
     addresses: dict[str, ActorAddress]
-    """Addresses of its actors by name."""
+    """Addresses of the process's actors by name."""
     seconds: float
-    """Time from exec to ready."""
+    """Seconds from exec to ready."""
 
 
 class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure says why a process did not become ready."""
+    """Says why a process did not become ready."""
 
     cause: ExitCause
     detail: str
     reason: Reason | None = None
-    """The error by which it ended, if it said one."""
+    """Error by which the process ended; None: it named none."""
     exit_code: int | None = None
     log_tail: tuple[str, ...] = ()
     log_path: str = ""
@@ -47,28 +47,28 @@ class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
 class SpawnProcess(Message):
     """Ask: start a role process; the answer comes when it is ready or has failed. The asker becomes its owner.
 
-    It has the agent's own environment, but for the devices that it sees: whoever orders a process does not say what
-    else runs in it.
+    The process gets the agent's environment except for the visible devices: an asker cannot choose what else runs
+    in it.
     """
 
     name: str
-    """Name, unique at this agent: ``<job>.<actor>``."""
+    """Name of the process, unique at this agent: ``<job>.<actor>``."""
     args: AnyArgs
-    """``node`` is filled in by the agent."""
+    """Arguments of the role; the agent fills in ``node``."""
     ready_timeout_s: float
     beacon_budget_s: float
-    """Time for which its event loop may be silent while its link lives, before it counts as hung."""
+    """Seconds for which its event loop may be silent while its link is up, before it counts as hung."""
     limits: str = ""
-    """``Limits`` as JSON, the job's; empty: the agent's own. A job's limits hold on every machine."""
+    """Limits of the job, as JSON, which hold on every machine; empty: the agent's own."""
     may_stay: bool = False
-    """True: when its work is over, the process may be kept, and given work of the same role, of any job."""
+    """Permission to keep the process when its work is over, and give it work of the same role, of any job."""
     devices: tuple[str, ...] | None = None
-    """Devices of the machine that it is to have, and sees no others; None: it sees all that the machine lends."""
+    """Devices of the machine that the process may see; None: all that the machine lends."""
 
 
 @message("node.spawn_reply")
 class SpawnReply(Message):
-    """Exactly one of the two is set."""
+    """Answer to SpawnProcess; exactly one of its fields is set."""
 
     started: ProcessStarted | None = None
     failure: ProcessFailure | None = None
@@ -76,12 +76,12 @@ class SpawnReply(Message):
 
 @message("node.stop")
 class StopProcess(Message):
-    """Ask: SIGTERM, SIGKILL after the deadline. Answered with StopReply when it is gone; unknown names are gone."""
+    """Ask: SIGTERM, then SIGKILL after the deadline. StopReply comes when it is gone; unknown ones are gone."""
 
     name: str
     deadline_s: float
     cause: ExitCause = ExitCause.STOPPED
-    """Cause that its exit is to be reported with: stopped, preempted."""
+    """Cause with which the exit is reported: stopped or preempted."""
 
 
 @message("node.stop_reply")
@@ -99,11 +99,11 @@ class AdoptProcesses(Message):
 
 @message("node.list")
 class ListProcesses(Message):
-    """Ask; answered with ProcessList."""
+    """Ask for the agent's processes; answered with ProcessList."""
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """This describes one process of a node agent."""
+    """Describes one process of a node agent."""
 
     name: str
     role: str
@@ -113,9 +113,9 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Health, as in ``failure_detector.Health``."""
     addresses: dict[str, ActorAddress] = msgspec.field(default_factory=dict)
     loop_lag_s: float = 0.0
-    """The worst lag of its event loop in its last beacon interval."""
+    """Worst lag of the process's event loop in its last beacon interval."""
     devices: tuple[str, ...] = ()
-    """Devices that it was given."""
+    """Devices that the process was given."""
 
 
 @message("node.processes")
@@ -126,7 +126,7 @@ class ProcessList(Message):
 
 @message("node.process_ready")
 class ProcessReady(Message):
-    """Ask, role process to its agent: all its actors are up. Repeated until it is answered, with core's Done."""
+    """Ask, role process to its agent: all its actors are up. Repeated until it is answered with ``Done``."""
 
     name: str
     pid: int
@@ -136,7 +136,7 @@ class ProcessReady(Message):
 
 @message("node.process_beacon")
 class ProcessBeacon(Message):
-    """Role process to its agent, every ``beacon_interval_s``: the event loop turns."""
+    """Role process to its agent, every ``beacon_interval_s``: its event loop runs."""
 
     name: str
     pid: int
@@ -145,7 +145,7 @@ class ProcessBeacon(Message):
 
 @message("node.process_exited")
 class ProcessExited(Message):
-    """Node agent to the owner of a process that had become ready."""
+    """Node agent to the owner of a process that had become ready: the process has ended."""
 
     name: str
     node: str
@@ -156,5 +156,5 @@ class ProcessExited(Message):
     """Exit code; -n: ended by signal n."""
     detail: str
     reason: Reason | None = None
-    """The error by which it ended, if it said one."""
+    """Error by which the process ended; None: it named none."""
     log_tail: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""After a node agent has fallen silent: is it really gone, or was it one lost link?"""
+"""Tells whether a node agent that has fallen silent is gone, or has only lost a link."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def still_has(context: Context, agent: ActorAddress, grace_s: float) -> set[int]:
-    """The process ids that ``agent`` still runs if it answers within ``grace_s``; else none.
+    """The ids of the processes that ``agent`` still runs, if it answers within ``grace_s``; else none.
 
     The address names one life of the agent: a new agent of the same name does not answer for it.
     """

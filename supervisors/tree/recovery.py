@@ -1,12 +1,12 @@
-"""Recoveries: rounds of stopping, waiting and starting, one at a time for children that share their fate.
+"""Runs recoveries: rounds of stopping, waiting and starting, one at a time for children that share their fate.
 
     request ─▶ pending, joined with what waits there ─▶ round: stop ─ wait ─ start ─▶ the next round, if any is pending
 
 Invariants
-- Under one_for_all and rest_for_one all children are one circle; under one_for_one each group is one, and whoever
-  stands alone is recovered at once, beside all others.
-- A group is started as it is stopped, all at once. A start under way is given up once another of its group has ended:
-  it may be waiting for just that one.
+- Under one_for_all and rest_for_one all children are one failure domain; under one_for_one each group is one, and a
+  child without a group is recovered at once, beside all others.
+- A group is stopped and started all at once. A start under way is cancelled once another member of its group has ended:
+  it may be waiting for that one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from supervisors.tree.restart_budget import ExitCause
 
 @dataclass
 class Recovery:
-    """A recovery is one round: stop these, wait, start those."""
+    """Describes one round: the children to stop, the wait, and the children to start."""
 
     stop: list[str]
     start: list[str]
     delay_s: float
     failed: bool
-    """Whether an end that led to it was held against the supervisor's budget."""
+    """Flag that an end that led to this round was held against the supervisor's budget."""
     cause: ExitCause | None
-    """How the child ended for whose sake others are stopped and not started again."""
+    """Cause of the end for which others are stopped and not started again; None: they are started again."""
 
     def __init__(
         self,
@@ -51,21 +51,21 @@ class Recovery:
         )  # fmt: skip
 
     def part(self, names: Collection[str]) -> Recovery:
-        """What of it is about ``names``."""
+        """The part of this round that concerns ``names``."""
         stop, start = ([name for name in listed if name in names] for listed in (self.stop, self.start))
         return Recovery(stop, start, self.delay_s, failed=self.failed, cause=self.cause)
 
 
 class Rounds:
-    """Does what one supervisor wants recovered.
+    """Carries out the recoveries of one supervisor.
 
     Args:
-        children: the supervisor's own, in their order.
-        together: whether they are independent, but for groups.
-        begin: has a task run, under a name.
-        stop: one child; whether it was up. Called, it has taken the child: an end of it is asked for.
-        start: one child.
-        ended: said of a child that was stopped for its group and stays away, with the cause.
+        children: the supervisor's children, in their order.
+        independent: whether children depend on each other only within groups.
+        begin: starts a task under a name.
+        stop: stops one child, and returns whether it was up. From the call on, an end of the child is not judged.
+        start: starts one child.
+        ended: is told of a child that was stopped for its group and is not started again, with the cause.
         now, sleep: the clock.
     """
 
@@ -73,7 +73,7 @@ class Rounds:
         self,
         children: dict[str, Child],
         *,
-        together: bool,
+        independent: bool,
         begin: Callable[[Coroutine[Any, Any, None], str], object],
         stop: Callable[[Child], Awaitable[bool]],
         start: Callable[[Child], Coroutine[Any, Any, None]],
@@ -81,11 +81,11 @@ class Rounds:
         now: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
-        self._children, self._together = children, together
+        self._children, self._independent = children, independent
         self._begin, self._stop, self._start, self._ended = begin, stop, start, ended
         self._now, self._sleep = now, sleep
         self._pending: dict[str, Recovery] = {}
-        """Circle → its next round: a group's name, or "" for all children under the strategies that have no groups."""
+        """Failure domain → its next round. A domain is named as its group, or "" under strategies without groups."""
         self._running: set[str] = set()
         self._closed = False
 
@@ -94,13 +94,13 @@ class Rounds:
         self._closed = True
 
     def has_failed(self, group: str) -> bool | None:
-        """Whether a round that waits to begin for ``group`` has cost budget; None: none waits."""
+        """Whether the round that waits to begin for ``group`` was held against the budget; None: none waits."""
         pending = self._pending.get(group)
         return pending.failed if pending is not None else None
 
     def request(self, recovery: Recovery) -> None:
-        """Have it done, part by part."""
-        if not self._together:
+        """Carry out ``recovery``, each failure domain's part on its own."""
+        if not self._independent:
             self._join("", recovery)
             return
         groups: dict[str, list[str]] = {}
@@ -115,47 +115,47 @@ class Rounds:
             elif part.stop or part.start:
                 self._begin(self._alone(part), f"start {','.join(part.start)}")
 
-    def _join(self, circle: str, recovery: Recovery) -> None:
-        pending = self._pending.get(circle)
-        self._pending[circle] = recovery if pending is None else pending.joined(recovery)
-        if circle not in self._running:
-            self._running.add(circle)
-            self._begin(self._in_rounds(circle), f"recover {circle}")
+    def _join(self, domain: str, recovery: Recovery) -> None:
+        pending = self._pending.get(domain)
+        self._pending[domain] = recovery if pending is None else pending.joined(recovery)
+        if domain not in self._running:
+            self._running.add(domain)
+            self._begin(self._in_rounds(domain), f"recover {domain}")
 
     async def _alone(self, recovery: Recovery) -> None:
         await self._recover("", recovery)
 
-    async def _in_rounds(self, circle: str) -> None:
+    async def _in_rounds(self, domain: str) -> None:
         try:
-            while circle in self._pending and not self._closed:
-                left = await self._recover(circle, self._pending.pop(circle))
-                if left and circle in self._pending:
-                    self._pending[circle] = self._pending[circle].joined(Recovery(start=left))
+            while domain in self._pending and not self._closed:
+                left = await self._recover(domain, self._pending.pop(domain))
+                if left and domain in self._pending:
+                    self._pending[domain] = self._pending[domain].joined(Recovery(start=left))
         finally:
-            self._running.discard(circle)
+            self._running.discard(domain)
 
-    async def _recover(self, circle: str, recovery: Recovery) -> list[str]:
+    async def _recover(self, domain: str, recovery: Recovery) -> list[str]:
         """Stop, wait, start. Returns the names that were not started because another end came in between."""
         stopped = [self._children[name] for name in self._in_order(recovery.stop)[::-1]]
-        if self._together:
+        if self._independent:
             were_up = await asyncio.gather(*map(self._stop, stopped))
         else:
             were_up = [await self._stop(child) for child in stopped]
         for child, was_up in zip(stopped, were_up, strict=True):
             if child.spec.name not in recovery.start:
                 child.settled.set()
-                if was_up and recovery.cause is not None:  # who has ended by itself meanwhile is told of already
+                if was_up and recovery.cause is not None:  # a child that has ended by itself was reported already
                     self._ended(child, recovery.cause)
         if recovery.delay_s > 0:
             await self._sleep(recovery.delay_s)
         names = self._in_order(recovery.start)
-        if self._together:
+        if self._independent:
             async with asyncio.TaskGroup() as starts:
                 for name in names:
                     starts.create_task(self._start(self._children[name]))
             return []
         for index, name in enumerate(names):
-            if circle in self._pending or self._closed:
+            if domain in self._pending or self._closed:
                 return names[index:]
             child = self._children.get(name)
             if child is not None:

@@ -1,14 +1,14 @@
-"""How a child ended, whether that is held against it, and how long to wait before the next try.
+"""Says how a child ended, whether that costs restart budget, and how long to wait before the next try.
 
 Invariants
 - Exactly one exit cause per end of a child; what each cause does is the table below and nowhere else.
 - Being preempted, stopped or completed costs no budget; the loss of a node costs one unit, not one per child.
 - The window belongs to the supervisor, not to a child: ten children that crash once each are as bad as one
   that crashes ten times.
-- A crash loop belongs to a child, and has no window: whoever takes long to start fails seldom, and for ever. It ends
-  after ``restarts_max`` short lives in a row, or ``lives_max`` of any length, in which nothing was achieved: no step
-  was committed. A step ends both rows, a long life the first.
-- No clock and no randomness of its own: ``now_s`` and the generator are handed in.
+- A crash loop belongs to a child, and has no window, since a child that takes long to start fails seldom, but for ever.
+  The child is given up after more than ``restarts_max`` short lives in a row, or ``lives_max`` of any length, without a
+  committed step. A step resets both counts, a long life the first.
+- This module has no clock and no randomness of its own: ``now_s`` and the generator are passed in.
 
     cause         permanent            transient            counts
     completed     restart, backoff     end                  no
@@ -30,25 +30,25 @@ from dataclasses import dataclass
 
 
 class ExitCause(enum.StrEnum):
-    """An exit cause says why a child is gone."""
+    """Cause of a child's end."""
 
     COMPLETED = "completed"
-    """It ended by itself, its work done."""
+    """The child ended by itself, its work done."""
     STOPPED = "stopped"
-    """Someone asked it to stop."""
+    """Somebody asked the child to stop."""
     PREEMPTED = "preempted"
-    """The machine was taken away with notice, it was drained, its owner was away for too long, or what it needs has
-    gone by no fault of its own."""
+    """The machine was taken away with notice or drained, the child's owner was away for too long, or something that it
+    needs went away through no fault of its own."""
     CRASHED = "crashed"
-    """An exception, a fatal signal of its own making, or an exit code other than 0."""
+    """The child raised an exception, caused a fatal signal itself, or exited with a code other than 0."""
     KILLED = "killed"
-    """A signal from outside: the kernel's out-of-memory killer, an operator, or us because it hung."""
+    """A signal from outside killed it: from the out-of-memory killer, an operator, or us because it hung."""
     UNREACHABLE = "unreachable"
-    """Its node is cut off; the process perhaps lives."""
+    """The child's node is cut off; the process may still run."""
 
 
 class RestartPolicy(enum.StrEnum):
-    """A policy says when a child is started again."""
+    """Says after which ends a child is started again; see the table above."""
 
     PERMANENT = "permanent"
     TRANSIENT = "transient"
@@ -78,7 +78,7 @@ def restarts_at_once(cause: ExitCause) -> bool:
 
 
 class RestartBudget:
-    """A budget allows at most ``restarts_max`` counted exits within ``window_s`` seconds."""
+    """Allows at most ``restarts_max`` counted exits within ``window_s`` seconds."""
 
     def __init__(self, *, restarts_max: int, window_s: float) -> None:
         if restarts_max < 0 or window_s <= 0:
@@ -95,7 +95,7 @@ class RestartBudget:
         return self.spent(now_s) <= self._restarts_max
 
     def spent(self, now_s: float) -> int:
-        """Counted exits in the window that ends now."""
+        """Number of counted exits in the window that ends now."""
         while self._exits_s and self._exits_s[0] <= now_s - self._window_s:
             self._exits_s.popleft()
         return len(self._exits_s)
@@ -110,12 +110,12 @@ class RestartBudget:
 
 
 class CrashLoop:
-    """A crash loop counts the lives of one child that ended by a failure of its own, or by a signal, one after another.
+    """Counts the lives of one child that ended by a failure of its own, or by a signal, one after another.
 
     Args:
-        restarts_max: that many short lives in a row are still no loop.
-        healthy_s: a longer life is not a short one.
-        lives_max: that many lives of any length without a step in between are still no loop; infinite: any number.
+        restarts_max: most short lives in a row that are no loop yet.
+        healthy_s: seconds from which a life is not short.
+        lives_max: most lives of any length without a step in between that are no loop yet; infinite: any number.
     """
 
     def __init__(self, *, restarts_max: int, healthy_s: float, lives_max: float) -> None:
@@ -126,9 +126,9 @@ class CrashLoop:
         self.lives = 0
 
     def ended(self, cause: ExitCause, *, lived_s: float) -> bool:
-        """A life is over; False when this is a loop, and the supervisor must give up.
+        """Count a life that is over; False when this is a loop, and the supervisor must give up.
 
-        The loss of a node, a preemption and an orderly end say nothing of the child: they neither add nor end a row.
+        The loss of a node, a preemption and an orderly end say nothing of the child: they change no count.
         """
         if cause in _LOOPS:
             self.short_lives = self.short_lives + 1 if lived_s < self._healthy_s else 0
@@ -136,18 +136,18 @@ class CrashLoop:
         return self.short_lives <= self._restarts_max and self.lives <= self._lives_max
 
     def progressed(self) -> None:
-        """A step was committed: whatever fails, the run gets on."""
+        """Reset the counts after a committed step: the run advances despite the failures."""
         self.short_lives = self.lives = 0
 
 
 @dataclass(frozen=True)
 class BackoffPolicy:
-    """The delay is ``first_s``, doubled up to ``max_s``, spread by ``jitter`` (0.2: 20 % either way)."""
+    """Sets the delay: ``first_s``, doubled up to ``max_s``, spread by ``jitter`` (0.2: 20 % either way)."""
 
     first_s: float
     max_s: float
     quiet_s: float
-    """A child that lived this long starts again from ``first_s``."""
+    """Seconds of life after which the delay starts again from ``first_s``."""
     jitter: float = 0.2
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
@@ -158,7 +158,7 @@ class BackoffPolicy:
 
 
 class Backoff:
-    """A backoff counts one child's failures in a row. Preemption neither adds to them nor ends them."""
+    """Counts one child's failures in a row. Preemption and the loss of a node add none."""
 
     def __init__(self, policy: BackoffPolicy) -> None:
         self._policy = policy

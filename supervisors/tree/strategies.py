@@ -1,8 +1,8 @@
-"""Who else is stopped and started when one child ends: pure functions over names.
+"""Decides which other children are stopped and started when one ends: pure functions over names.
 
 Invariants
 - Children stop in reverse start order and start in start order.
-- What is stopped for a sibling's sake is started again, unless it is temporary.
+- A child that is stopped for a sibling's sake is started again, unless it is temporary.
 - A *group* shares its fate whatever the strategy: an end stops the others, and all of them start again, or none.
 - No clock, no I/O: ``decide`` sees a tuple of child views and returns a plan.
 
@@ -22,31 +22,31 @@ from supervisors.tree.restart_budget import ExitCause, RestartPolicy, is_restart
 
 
 class Strategy(enum.StrEnum):
-    """A strategy says how far one child's end reaches."""
+    """Says which siblings one child's end affects."""
 
     ONE_FOR_ONE = "one_for_one"
     """Children are independent, or groups of them are: a rollout fleet, a trainer and its ranks."""
     ONE_FOR_ALL = "one_for_all"
-    """Children are one thing."""
+    """Children only work together."""
     REST_FOR_ONE = "rest_for_one"
-    """Later children lean on earlier ones: the parts of a job."""
+    """Later children depend on earlier ones: the parts of a job."""
 
 
 @dataclass(frozen=True)
 class ChildView:
-    """A view is what a decision sees of one child."""
+    """Holds what a decision needs to know of one child."""
 
     name: str
     restart: RestartPolicy
     running: bool
-    """True if it runs or is being started, so that it must be stopped before it is started again."""
+    """Flag that the child runs or is being started, so that it must be stopped before it is started again."""
     group: str = ""
-    """Name of the group to which it belongs, under one_for_one; empty: it stands alone."""
+    """Name of the child's group, under one_for_one; empty: it has none."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan says what follows from an end. ``stop`` in the order of stopping, ``start`` in the order of starting."""
+    """Lists the children to stop and to start after an end, each in that order."""
 
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def reach(strategy: Strategy, children: Sequence[ChildView], failed: str) -> tup
 
 
 def decide(strategy: Strategy, children: Sequence[ChildView], failed: str, cause: ExitCause) -> Plan:
-    """What to stop and start now that ``failed`` has ended by ``cause``.
+    """Decide what to stop and start now that ``failed`` has ended by ``cause``.
 
     Args:
         children: all children in start order.
@@ -84,5 +84,5 @@ def decide(strategy: Strategy, children: Sequence[ChildView], failed: str, cause
 
 
 def _comes_back(child: ChildView) -> bool:
-    """A sibling that ended for good earlier stays away; a temporary one that we stop is not started again."""
+    """Whether a sibling that is stopped is started again: not if it had ended for good before, or is temporary."""
     return child.running and child.restart is not RestartPolicy.TEMPORARY

@@ -1,18 +1,18 @@
-"""The supervisor: starts children to *ready*, hears how they end, and does what its strategy and budget say.
+"""The supervisor starts children to *ready*, hears how they end, and acts as its strategy and budget say.
 
     end of a child ─▶ cause ─▶ strategies.decide ─▶ budget ─▶ backoff ─▶ stop siblings in reverse, start in order
                                                        └ exceeded, or a permanent error ─▶ stop all, SupervisorGaveUp
 
 Invariants
 - Every end of a child is judged exactly once: an end that we asked for is not judged at all.
-- Under one_for_all and rest_for_one one recovery runs at a time, and so in each group of one_for_one; what ends
-  meanwhile joins the next round (``recovery.py``).
-- A group's failures are counted as one child's: its recovery costs one unit of budget, and its lives are one row.
-- A child that was never ready is tried ``start_attempts_max`` times in a row, whatever the budget still holds. A start
-  that a node agent did not answer says nothing of the child: it is not among them. It costs a pause, and all of them
-  on one node cost one unit of budget.
-- A crash loop ends, however seldom it turns, and a permanent error is met once (``judgement.py``).
-- A cut-off node costs one unit of budget, however many children it had, and only after it had the grace to come back.
+- One recovery runs at a time under one_for_all and rest_for_one, and in each group under one_for_one; children that end
+  meanwhile join the next round (``recovery.py``).
+- A group fails as one child: its recovery costs one unit of budget, and its members share one crash loop.
+- A child that was never ready is tried at most ``start_attempts_max`` times in a row, whatever the budget still holds.
+  A start that a node agent did not answer is not among them, since it says nothing of the child. It costs a pause, and
+  all such starts on one node cost one unit of budget.
+- A crash loop is ended, however rare its crashes, and a permanent error is met once (``judgement.py``).
+- A cut-off node costs one unit of budget, however many children it had, once its grace to come back is over.
 - All time is the context's clock, all randomness the context's generator.
 
 Consumes: Down, ProcessExited.  Produces: events to ``on_event``.  Waits for: starts and stops, each with a deadline.
@@ -27,7 +27,7 @@ from typing import Any
 from actors.core.actor import Actor, handles
 from actors.core.watch import Down, Gone
 from configs.limits import Limits
-from supervisors.tree.child_record import Child, ChildInfo, SupervisionEvent
+from supervisors.tree.child_record import Child, ChildInfo, Stage, SupervisionEvent
 from supervisors.tree.children import ChildSpec, Running
 from supervisors.tree.errors import SupervisorGaveUp
 from supervisors.tree.judgement import End, Judge, end_of_actor, end_of_process, end_of_start
@@ -54,14 +54,13 @@ class Supervisor(Actor):
         limits: Limits | None = None,
     ) -> None:
         """Args:
-        limits: budget, attempts, backoff and grace, of the job whose children these are; default: those of the
-            process. A head that serves jobs was not started with the limits of any of them.
+        limits: limits of the job whose children these are, such as budget and backoff; default: the process's. A
+            head that serves jobs was not started with the limits of any of them.
         """
         self._name = name
         self._strategy = strategy
         self._specs = list(children)
         self._on_event = on_event
-        self._together = strategy is Strategy.ONE_FOR_ONE  # such children do not lean on each other
         self._given_limits = limits
         self._children: dict[str, Child] = {}
         self._ending = False
@@ -78,9 +77,9 @@ class Supervisor(Actor):
         self._policy = BackoffPolicy(limits.backoff_first_s, limits.backoff_max_s, quiet_s=limits.restart_window_s)
         self._rng = self.ctx.rng(f"supervisor.{self._name}.backoff")
         self._rounds = Rounds(
-            self._children, together=self._together, begin=self.ctx.start_task, stop=self._stop, start=self._start,
+            self._children, independent=self._strategy is Strategy.ONE_FOR_ONE, begin=self.ctx.start_task,
+            stop=self._stop, start=self._start, now=self.ctx.now, sleep=self.ctx.sleep,
             ended=lambda child, cause: self._tell("ended", child, cause, "its group has ended"),
-            now=self.ctx.now, sleep=self.ctx.sleep,
         )  # fmt: skip
         for spec in self._specs:
             self._adopt(spec)
@@ -107,7 +106,7 @@ class Supervisor(Actor):
             raise self._gave_up
 
     async def shutdown(self) -> None:
-        """Stop all children in reverse order, each within its deadline. Idempotent; nothing is restarted after it."""
+        """Stop all children in reverse order, each within its deadline, for good. Idempotent."""
         self._end_all()
         for child in self._children.values():
             child.cut_start(self.ctx.now())
@@ -121,15 +120,11 @@ class Supervisor(Actor):
 
     # children that come and go
 
-    def add_child(self, spec: ChildSpec) -> None:
-        """As ``add_children``, for one."""
-        self.add_children([spec])
-
     def add_children(self, specs: Sequence[ChildSpec]) -> None:
-        """Add children at the end of the order and start them; a supervisor that ends takes none any more.
+        """Add children at the end of the order and start them; a supervisor that is ending ignores them.
 
         Raises:
-            ValueError: a child of such a name exists.
+            ValueError: a child of that name exists.
         """
         if self._ending:
             return
@@ -138,7 +133,7 @@ class Supervisor(Actor):
         self._rounds.request(Recovery(start=[spec.name for spec in specs]))
 
     async def remove_child(self, name: str, *, cause: ExitCause = ExitCause.STOPPED) -> None:
-        """Stop and forget a child with its group; siblings are not disturbed. Unknown names are gone already."""
+        """Stop and forget a child with its group; siblings are not disturbed. Unknown names are ignored."""
         if name not in self._children:
             return
         views = [child.view() for child in self._children.values()]
@@ -157,7 +152,7 @@ class Supervisor(Actor):
 
     @property
     def restarts(self) -> int:
-        """Restarts of all children, present and past."""
+        """Number of restarts of all children, present and past."""
         return self._restarts
 
     def snapshot(self) -> list[ChildInfo]:
@@ -189,7 +184,7 @@ class Supervisor(Actor):
                 return
 
     async def _lost_agent(self, message: Down) -> None:
-        """A node agent is gone. Its processes are gone with it unless it answers again within the grace."""
+        """Judge the end of a lost agent's processes, except those that it still runs if it answers within the grace."""
         agent = message.address
         names = [c.spec.name for c in self._children.values() if c.running is not None and c.running.agent == agent]
         kept: set[int] = set()
@@ -209,11 +204,13 @@ class Supervisor(Actor):
     def _on_exit(self, child: Child, end: End) -> None:
         running, child.running = child.running, None
         lived_s = self.ctx.now() - child.ready_s if running is not None else 0.0
-        child.state, child.reason = str(end.cause), str(end.reason or "")
+        if child.stage is Stage.UP:
+            child.go(Stage.DOWN)
+        child.down_as, child.reason = str(end.cause), str(end.reason or "")
         if running is not None:
             self._tell("exited", child, end.cause, end.detail, running.incarnation)
-        if self._ending or self._children.get(child.spec.name) is not child:
-            child.settled.set()  # nothing follows: whoever waits for it would wait for ever
+        if not self._wants(child):
+            child.settled.set()  # it is not started again, so waiting for it would never end
             return
         child.settled.clear()
         plan = decide(self._strategy, [c.view() for c in self._children.values()], child.spec.name, end.cause)
@@ -226,14 +223,17 @@ class Supervisor(Actor):
         node = running.node if running is not None else end.node
         failed = self._rounds.has_failed(child.spec.group) if child.spec.group else None
         joins = failed or (failed is not None and not counts(end.cause))
-        why = self._judge.why_give_up(child, end, lived_s=lived_s, node=node, now_s=self.ctx.now(), joins=joins)
+        why = self._judge.why_give_up(
+            child.loop, end, lived_s=lived_s, node=node, now_s=self.ctx.now(), failed_starts=child.failed_starts,
+            joins=joins,
+        )  # fmt: skip
         if why:
             self._end_all()
             self.ctx.start_task(self._give_up(child, why), "give up")
             return
-        child.state, delay_s = "backoff", 0.0
+        child.down_as, delay_s = "backoff", 0.0
         if not joins:
-            # the place of one that ran may be taken at once; a start that failed is not repeated without a pause
+            # a child that ran may be replaced at once; a failed start is repeated only after a pause
             pause_for = end.cause if running is not None else ExitCause.CRASHED
             delay_s = child.backoff.after(pause_for, lived_s=lived_s, rng=self._rng)
             self._tell(
@@ -242,7 +242,7 @@ class Supervisor(Actor):
         self._rounds.request(Recovery(plan.stop, plan.start, delay_s, failed=counts(end.cause)))
 
     def progressed(self) -> None:
-        """A step was committed: no child is in a crash loop."""
+        """Reset all crash loops: a step was committed."""
         for child in self._children.values():
             child.loop.progressed()
 
@@ -255,48 +255,45 @@ class Supervisor(Actor):
     # starts and stops
 
     def _start(self, child: Child) -> Coroutine[Any, Any, None]:
-        """Start one child to ready. From this call on its start is under way, so that its group can give it up."""
-        removed = self._children.get(child.spec.name) is not child
-        begins = not (self._ending or removed or child.starting or child.running is not None)
+        """Start one child to ready. From this call on, its start is under way, and its group can cancel it."""
+        begins = child.stage is Stage.DOWN and self._wants(child)
         if begins:
-            child.starting, child.state = True, "starting"
-            child.idle.clear()
-        return self._started(child, begins=begins)
+            child.go(Stage.STARTING)
+        return self._started(child) if begins else _nothing()
 
-    async def _started(self, child: Child, *, begins: bool) -> None:
-        """``begins``: else another start is under way, or none is wanted. A failure is an end like any other."""
-        if not begins:
-            return
-        spec = child.spec
+    async def _started(self, child: Child) -> None:
+        """Carry out a start. A failure is judged like any other end of the child."""
         again = child.ready_s > 0
+        running: Running | None = None
+        failure: Exception | None = None
         try:
-            if child.is_cut or self._ending or self._children.get(spec.name) is not child:
-                child.state = str(ExitCause.STOPPED)
-                return
-            async with asyncio.timeout(spec.ready_s + 2 * self.ctx.limits.spawn_overhead_s) as child.start_scope:
-                running = await spec.start(self.ctx)
-        except Exception as error:  # noqa: BLE001  whatever a start raises is the child's failure, not ours
-            child.starting = False
-            if child.is_cut:
-                child.state = str(ExitCause.STOPPED)
-                return
-            end = end_of_start(error)
-            child.failed_starts += not again and end.cause is not ExitCause.UNREACHABLE
-            child.reason = str(end.reason or "")
-            permanent = end.reason is not None and end.reason.permanent
-            self._tell("start_failed", child, end.cause, end.detail, permanent=permanent)
-            self._on_exit(child, end)
-            return
+            if child.stage is Stage.STARTING and self._wants(child):  # both may have changed before this first ran
+                scope_s = child.spec.ready_s + 2 * self.ctx.limits.spawn_overhead_s
+                async with asyncio.timeout(scope_s) as child.start_scope:
+                    running = await child.spec.start(self.ctx)
+        except Exception as error:  # noqa: BLE001  any error of a start is the child's failure
+            failure = error
         finally:
-            child.starting, child.start_scope = False, None
-            child.idle.set()
-        child.running, child.state, child.failed_starts = running, "running", 0
-        if child.is_cut or self._ending:  # ready before it could be given up: whoever waits for its start stops it
+            wanted = child.start_over(running)
+        if not wanted:  # the code that cancelled it waits for this, and stops it
             return
+        if failure is not None:
+            self._start_failed(child, end_of_start(failure), again=again)
+        elif running is not None and not self._ending:  # else ``shutdown`` stops it
+            await self._became_ready(child, running, again=again)
+
+    def _start_failed(self, child: Child, end: End, *, again: bool) -> None:
+        child.failed_starts += not again and end.cause is not ExitCause.UNREACHABLE
+        child.reason = str(end.reason or "")
+        permanent = end.reason is not None and end.reason.permanent
+        self._tell("start_failed", child, end.cause, end.detail, permanent=permanent)
+        self._on_exit(child, end)
+
+    async def _became_ready(self, child: Child, running: Running, *, again: bool) -> None:
         child.ready_s = self.ctx.now()
         child.restarts += again
         self._restarts += again
-        if self._children.get(spec.name) is not child:  # removed by itself, whose start nobody has waited for
+        if not self._wants(child):  # it was removed, and ``remove_child`` has not waited for its start
             await self._stop(child)
             child.settled.set()
             return
@@ -306,6 +303,10 @@ class Supervisor(Actor):
         early = self._early_exits.pop((running.node, running.pid), None)
         if early is not None and _same_process(running, early):
             self._on_exit(child, end_of_process(early))
+
+    def _wants(self, child: Child) -> bool:
+        """Whether ``child`` is still one of our children, and we are not ending."""
+        return not self._ending and self._children.get(child.spec.name) is child
 
     def _hear_of(self, running: Running) -> None:
         if running.agent is None:
@@ -319,24 +320,40 @@ class Supervisor(Actor):
             self.ctx.watch(agent)
 
     def _stop(self, child: Child, cause: ExitCause = ExitCause.STOPPED) -> Awaitable[bool]:
-        """Stop it; whether it was up. From this call on an end of it is one that we asked for."""
-        running, child.running = child.running, None
-        return self._stopped(child, running, cause, was_cut=child.is_cut)
+        """Stop a child; returns whether it was up. From this call on, its end is one that we asked for.
 
-    async def _stopped(self, child: Child, running: Running | None, cause: ExitCause, *, was_cut: bool) -> bool:
-        if was_cut:
-            async with asyncio.timeout(self.ctx.limits.stop_timeout_s):
-                await child.idle.wait()
-            child.is_cut = False
-            running, child.running = running or child.running, None
+        A start that was not cancelled is left alone: it notices itself that its child was removed.
+        """
+        if child.stage is Stage.CUT:
+            return self._stopped_after_cut(child, cause)
+        running, child.running = child.running, None
+        if child.stage is Stage.LEFT:  # taken here, so that a later call finds nothing to stop
+            child.go(Stage.DOWN if running is None else Stage.STOPPING)
+            return self._stopped(child, running, cause) if running is not None else _cut_is_over()
         if running is None:
-            return was_cut
-        child.state = "stopping"
+            return _nothing_was_up()
+        child.go(Stage.STOPPING)
+        return self._stopped(child, running, cause)
+
+    async def _stopped_after_cut(self, child: Child, cause: ExitCause) -> bool:
+        async with asyncio.timeout(self.ctx.limits.stop_timeout_s):
+            await child.no_start.wait()
+        if child.stage is Stage.LEFT:  # else another call has stopped it
+            running, child.running = child.running, None
+            child.go(Stage.DOWN if running is None else Stage.STOPPING)
+            if running is not None:
+                await self._stopped(child, running, cause)
+        return True
+
+    async def _stopped(self, child: Child, running: Running, cause: ExitCause) -> bool:
         child.settled.clear()
         if running.agent is None:
             self.ctx.unwatch(running.address)
-        await running.stop(child.spec.shutdown_s, cause)
-        child.state = str(cause)
+        try:
+            await running.stop(child.spec.shutdown_s, cause)
+        finally:
+            child.down_as = str(cause)
+            child.go(Stage.DOWN)
         self._tell("stopped", child, cause, "", running.incarnation)
         return True
 
@@ -347,7 +364,7 @@ class Supervisor(Actor):
             raise ValueError(f"{self._name} has a child named {spec.name!r} already")
         child = Child(spec, Backoff(self._policy), self._judge.crash_loop())
         for other in self._children.values():
-            if spec.group and other.spec.group == spec.group:  # they fail as one, so they are counted as one
+            if spec.group and other.spec.group == spec.group:  # they fail together, so they are counted as one
                 child.backoff, child.loop = other.backoff, other.loop
         self._children[spec.name] = child
 
@@ -365,22 +382,25 @@ class Supervisor(Actor):
         log = self.ctx.log.warning if bad else self.ctx.log.info
         log(f"child {kind}", supervisor=self._name, child=child.spec.name, cause=cause and str(cause), detail=detail)
         if self._on_event is not None:
-            now_s = self.ctx.now()
             self._on_event(
                 SupervisionEvent(
-                    kind,
-                    self._name,
-                    child.spec.name,
-                    now_s,
-                    cause,
-                    detail,
-                    child.restarts,
-                    incarnation,
-                    child.reason,
-                    permanent,
+                    kind, self._name, child.spec.name, self.ctx.now(), cause, detail, child.restarts, incarnation,
+                    child.reason, permanent,
                 )
-            )
+            )  # fmt: skip
 
 
 def _same_process(running: Running, news: ProcessExited) -> bool:
     return (running.node, running.pid, running.incarnation) == (news.node, news.pid, news.incarnation)
+
+
+async def _nothing() -> None:
+    """Do nothing: another start is under way, or none is wanted."""
+
+
+async def _nothing_was_up() -> bool:
+    return False
+
+
+async def _cut_is_over() -> bool:
+    return True

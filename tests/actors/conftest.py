@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from actors.fleet.scope import JobScope
-from actors.policies import offload
-from actors.policies.offload import Offload, OffloadRules, StepReport
+from actors.policies.seeding import offload
+from actors.policies.seeding.offload import Offload, OffloadRules, StepReport
 from tests.actors.scheduler_world import World, config, play_in
 
 

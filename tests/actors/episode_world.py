@@ -18,8 +18,8 @@ from actors.protocol.rewards import SourcedPrompt
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import Assign
 from configs.schema import JobConfig
-from supervisors.simulation.environments import Manners, SimulatedEnvironments
-from supervisors.simulation.game import Game
+from supervisors.simulation.cluster.environments import Manners, SimulatedEnvironments
+from supervisors.simulation.cluster.game import Game
 from tests.actors.scheduler_world import STOP, FakeRewards, FakeWorker, Turn, World
 from tests.smallest_job import smallest_job
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import ask
+from benchmarks.data_plane import ask
 
 
 def test_bench_ask_prints_ours_the_raw_echos_and_their_ratios(capsys: pytest.CaptureFixture[str]) -> None:

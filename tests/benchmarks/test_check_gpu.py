@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 H200 = Driver(("NVIDIA H200",), "570.1")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
 def test_with_the_cpu_in_the_devices_place_the_report_says_so_and_the_last_line_counts(tmp_path: Path) -> None:
     report = tmp_path / "report.md"

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from benchmarks import control
 from benchmarks._jobs import BenchmarkFailed
+from benchmarks.data_plane import control
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_bench_control_asks_a_head_under_load_and_tells_how_late_it_and_its_processes_were(
     capsys: pytest.CaptureFixture[str],

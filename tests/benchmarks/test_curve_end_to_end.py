@@ -12,24 +12,21 @@ import pytest
 import zmq
 
 from actors.core.errors import AskError
-from benchmarks import _curve, ask, stream, tell, tokens, weights
-from benchmarks import all as everything
-from benchmarks._echo import ECHO, Echo, Ping, Pong, new_system
 from benchmarks._processes import on_uvloop
+from benchmarks.data_plane import _curve, ask, stream, tell, tokens, weights
+from benchmarks.data_plane import all as everything
+from benchmarks.data_plane._echo import ECHO, Echo, Ping, Pong, new_system
 
 SHORT: list[Any] = [
     (ask.main, ["--count", "256"], "rtt_p50_us"),
     (tell.main, ["--count", "1024"], "per_second"),
     (stream.main, ["--items", "256", "--chunks", "8"], "chunks"),
     (tokens.main, ["--workers", "4", "--sequences", "8", "--tokens", "64"], "cpu_us_per_token"),
-    pytest.param(
-        *(weights.main, ["--bytes", "2000000", "--rounds", "1", "--pullers", "2"], "gb_per_second_tcp"),
-        marks=pytest.mark.long,
-    ),
+    (weights.main, ["--bytes", "2000000", "--rounds", "1", "--pullers", "2", "--sources", "2"], "gb_per_second_tcp"),
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("main", "arguments", "figure"), SHORT, ids=lambda x: getattr(x, "__module__", None))
 def test_a_benchmark_runs_plain_and_encrypted_and_says_what_encryption_costs(

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _baseline, stream, tell
-from benchmarks import all as everything
+from benchmarks import _baseline
 from benchmarks._baseline import Ratio
+from benchmarks.data_plane import all as everything
+from benchmarks.data_plane import stream, tell
 
 NEW: dict[str, Any] = {"hardware": {"class": "x"}, "rtt": {"ratio": 1.5}, "share": 0.5}
 
@@ -43,18 +44,21 @@ def test_bench_all_gives_one_object_by_name_and_fails_with_the_one_that_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fake(command: list[str], *, timeout_s: float) -> str:
-        if "benchmarks.stream" in command:
+        if "benchmarks.data_plane.stream" in command:
             raise everything.BenchmarkFailed("broken")
         return json.dumps({"command": command[2:]})
 
     monkeypatch.setattr(everything, "last_line", fake)
     assert everything.main(["--json", "--only", "tell,ask"]) == 0
     assert last_json(capsys) == {
-        "ask": {"command": ["benchmarks.ask", "--json", "--count", "1024"]},
-        "tell": {"command": ["benchmarks.tell", "--json", "--count", "16384"]},
+        "ask": {"command": ["benchmarks.data_plane.ask", "--json", "--count", "1024"]},
+        "tell": {"command": ["benchmarks.data_plane.tell", "--json", "--count", "16384"]},
     }
     assert everything.main(["--json", "--only", "ask,stream", "--long"]) == 1
-    assert last_json(capsys) == {"ask": {"command": ["benchmarks.ask", "--json"]}, "stream": {"error": "broken"}}
+    assert last_json(capsys) == {
+        "ask": {"command": ["benchmarks.data_plane.ask", "--json"]},
+        "stream": {"error": "broken"},
+    }
 
 
 @pytest.mark.parametrize(

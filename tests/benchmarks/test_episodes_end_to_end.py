@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import episodes
 from benchmarks._processes import ROOT
-from benchmarks._shuffled import advantage
+from benchmarks.jobs import episodes
+from benchmarks.jobs._shuffled import advantage
 from configs.loader import load_job
 
 PRESET = ROOT / "configs" / "episodes.yaml"
@@ -43,7 +43,6 @@ def test_what_does_not_rise_in_each_seed_or_rises_in_the_control_is_said() -> No
     assert len(episodes.missed(good | {"control_last": 0.6})) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_held_out_episodes_of_a_checkpoint_by_itself_are_those_of_its_run(tmp_path: Path) -> None:

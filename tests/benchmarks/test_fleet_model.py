@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks._fleet_model import Fleet, FleetRules
-from benchmarks.fleet import hour
+from benchmarks.decisions._fleet_model import Fleet, FleetRules
+from benchmarks.decisions.fleet import hour
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,6 @@ def test_nothing_is_lost_and_nobody_is_overfull(seed: int, workers: int, places:
     assert {(step, row) for step in range(6) for row in range(8)} <= set(seen)
 
 
-def test_two_minutes_of_a_thousand_workers_take_seconds() -> None:
-    """The goal, an hour a minute, is measured by `headrace bench fleet`; this leaves room for slow machines."""
-    began_s = time.process_time()
-    figures = hour(1000, 120.0)
-    assert figures["samples_finished"] > 10_000
-    assert time.process_time() - began_s < 3 * 120.0 / 60.0
+def test_a_thousand_workers_are_modelled() -> None:
+    """How quickly, `headrace bench fleet` says."""
+    assert hour(1000, 120.0)["samples_finished"] > 10_000

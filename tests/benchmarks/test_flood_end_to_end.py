@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from benchmarks import flood
+from benchmarks.data_plane import flood
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_bench_flood_holds_a_head_against_strangers_and_asks_it_meanwhile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

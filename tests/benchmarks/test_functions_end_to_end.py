@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import functions
+from benchmarks.jobs import functions
 
 FIXED: dict[str, Any] = {"seconds": 10.0, "trainer_idle_fraction": 0.9, "tokens_generated": 500}
 PLANNED = FIXED | {

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from benchmarks import gateway
-from benchmarks.gateway import Load
+from benchmarks.vllm import gateway
+from benchmarks.vllm.gateway import Load
 
 
 def test_every_question_is_another_and_the_same_in_each_round() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks import gpu
 from benchmarks._jobs import BenchmarkFailed
+from benchmarks.gpu import gpu
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_bench_gpu_measures_each_part_beside_its_peer_or_limit(capfd: pytest.CaptureFixture[str]) -> None:
     assert (
@@ -44,8 +44,8 @@ def test_a_part_that_fails_appears_with_its_error_beside_the_figures_of_the_othe
     assert gpu.main(["--device", "cpu", "--json", "--parts", "train,sleep,sync"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["train"] == {"error": "broken"}
-    assert told["sleep"] == {"module": "benchmarks._gpu_parts"}
-    assert told["sync"] == {"module": "benchmarks._gpu_jobs"}
+    assert told["sleep"] == {"module": "benchmarks.gpu._gpu_parts"}
+    assert told["sync"] == {"module": "benchmarks.gpu._gpu_jobs"}
 
 
 def test_an_unknown_part_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

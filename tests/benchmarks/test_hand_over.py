@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hand_over
-from benchmarks.hand_over import Case
+from benchmarks.jobs import hand_over
+from benchmarks.jobs.hand_over import Case
 
 
 def case(mode: str, ratio: float) -> dict[str, Any]:
@@ -28,6 +28,7 @@ def test_the_two_ends_are_of_one_job_that_differs_in_nothing_else() -> None:
     assert estimated.model_copy(update={"jobs": [same]}) == learned
 
 
+@pytest.mark.long
 def test_bench_hand_over_gives_a_ratio_of_every_case(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

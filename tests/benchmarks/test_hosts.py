@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from benchmarks import hosts
+from benchmarks.jobs import hosts
 
 
 def test_without_the_rights_to_make_hosts_the_benchmark_says_so_and_ends_with_2(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import join
+from benchmarks.data_plane import join
 
 SETTINGS = (
     "model.hidden=32", "model.layers=1", "model.warm_start_steps=0", "algorithm.prompts_per_step=8",
@@ -15,7 +15,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_bench_join_ends_with_what_a_cold_and_a_warm_worker_need_until_their_first_token(
     capfd: pytest.CaptureFixture[str],

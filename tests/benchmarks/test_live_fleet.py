@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from actors.policies.latency_table import StepShape
-from benchmarks._live_fleet import LiveFleet
-from benchmarks.fleet import LIVE, live
+from actors.policies.assigning.latency_table import StepShape
+from benchmarks.decisions._live_fleet import LiveFleet
+from benchmarks.decisions.fleet import LIVE, live
 
 
 @pytest.mark.parametrize("ranking", ["none", "siblings", "learned"])
@@ -30,7 +30,7 @@ def test_balancing_moves_what_waits_to_workers_that_have_just_come() -> None:
     fleet.runs(4)
     fleet.empty(5)
     balancing = fleet.balancing()
-    balancing.look(1.0)
+    balancing.handed_out(1.0)
     assert sum(len(numbers) for _, numbers in fleet.moved) == 5 * 4
     for worker, numbers in fleet.moved:
         held = np.sort(fleet.ledger.in_flight(worker))
@@ -51,7 +51,7 @@ def test_of_what_runs_those_with_the_fewest_tokens_are_moved_each_from_who_runs_
             shape = StepShape(sequences, sequences, sequences * 400, prefilled=False)
             for _ in range(200):
                 worker.latency.add(0.01 * max(1, sequences / 8), shape, 400)
-    fleet.balancing().look(1.0)
+    fleet.balancing().handed_out(1.0)
     assert {worker for worker, _ in fleet.moved} == {"rollout-2", "rollout-3"}
     for worker, numbers in fleet.moved:
         assert len(fleet.ledger.live(worker, numbers)) == len(numbers) > 0
@@ -63,6 +63,7 @@ def _tokens(fleet: LiveFleet, numbers: np.ndarray) -> list[int]:
     return np.concatenate(found).tolist()
 
 
+@pytest.mark.long
 def test_every_round_is_measured() -> None:
     figures = live(4)
     assert all(figures[name] > 0 for name in (*LIVE, "live_fill_ms"))
@@ -77,12 +78,12 @@ def test_relief_takes_nothing_from_a_worker_that_loads_a_version_and_nothing_twi
     fleet.runs(20)
     fleet.workers.by_name["rollout-5"].pulling_version = 1
     balancing = fleet.balancing(relief=True)
-    balancing.look(1.0)
+    balancing.handed_out(1.0)
     taken = Counter[str]()
     for worker, numbers in fleet.moved:
         taken[worker] += len(numbers)
     assert taken == {"rollout-3": 12, "rollout-4": 12}, "as many as makes those five equally full, of both alike"
-    balancing.look(2.0)
+    balancing.handed_out(2.0)
     assert {worker for worker, _ in fleet.moved} == {"rollout-3", "rollout-4"}
     numbers = np.concatenate([numbers for _, numbers in fleet.moved])
     assert len(np.unique(numbers)) == len(numbers)

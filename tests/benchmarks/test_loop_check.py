@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks._baseline import file_of
 from benchmarks._jobs import BenchmarkFailed, last_line, samples_per_second
-from benchmarks.loop import baseline_name, check, compare
+from benchmarks.jobs.loop import baseline_name, check, compare
 
 
 def result(*, sync: float = 0.95, asynchronous: float = 1.2, of: str = "x86_64-avx512-2core") -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_the_first_steps_do_not_count():
 
 def test_the_baseline_names_its_class_of_hardware(tmp_path):
     machine = "x86_64-avx2-2core"
-    own = file_of(baseline_name(Path("benchmarks/loop.yaml")), machine, tmp_path)
+    own = file_of(baseline_name(Path("benchmarks/jobs/loop.yaml")), machine, tmp_path)
     assert own == tmp_path / "loop.x86_64-avx2-2core.json"
     quickstart = file_of(baseline_name(Path("configs/quickstart.yaml")), machine, tmp_path)
     assert quickstart.name == "loop-quickstart.x86_64-avx2-2core.json"

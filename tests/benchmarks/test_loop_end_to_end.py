@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import loop
 from benchmarks._processes import ROOT
-from benchmarks.bare_loop import BareLoop
+from benchmarks.jobs import loop
+from benchmarks.jobs.bare_loop import BareLoop
 from configs.loader import load_job
-from supervisors.jobs.model_preparation import prepare_model
+from supervisors.preparation.model_preparation import prepare_model
 
 SMALL = [
     "model.hidden=32",
@@ -73,7 +73,7 @@ def test_the_bare_loop_changes_the_weights_it_generates_with(bare):
         bare.step()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_bench_loop_prints_ours_the_loops_and_their_ratio_for_both_modes(model, capsys):
     sets = [part for override in SMALL for part in ("--set", override)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._model_family import measure_family
-from benchmarks.model_families import APART_MAX, FAMILIES, main, markdown
+from benchmarks.gpu._model_family import measure_family
+from benchmarks.gpu.model_families import APART_MAX, FAMILIES, main, markdown
 
 QUICK = ("opt", "gemma2", "granitemoe", "mamba")
 """One with learned positions and layer drop, one with windows, one with experts, one without a cache of keys."""

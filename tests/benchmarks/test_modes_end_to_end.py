@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import modes
 from benchmarks._processes import ROOT
+from benchmarks.jobs import modes
 from configs.loader import load_job
 from supervisors.cli.plot.page import draw
 from supervisors.cli.plot.run_data import read_run
-from supervisors.jobs.model_preparation import prepare_model
+from supervisors.preparation.model_preparation import prepare_model
 
 SMALL = [
     "model.hidden=32",
@@ -39,7 +39,7 @@ def test_ratios_are_of_the_baselines_that_were_run() -> None:
     assert modes.ratios({"async": {"samples_per_second": 1.0}}) == {"async": {}}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a busy one
 def test_bench_modes_runs_each_mode_for_real_and_its_runs_can_be_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from benchmarks import multiplex
 from benchmarks._jobs import BenchmarkFailed
 from benchmarks._processes import ROOT
-from benchmarks._shared_runs import Life, PairRun, Window
+from benchmarks.jobs import multiplex
+from benchmarks.jobs._shared_runs import Life, PairRun, Window
 from configs.errors import ConfigError
 from configs.loader import load_job
 from configs.services import ServicesConfig, problems_with
-from supervisors.jobs.model_preparation import prepare_model
+from supervisors.preparation.model_preparation import prepare_model
 from supervisors.testing.run_under_test import RunRecord
 
 KEYS = {"jobs", "trainer_seconds_saved", "slowdown_max", "switch_p50_s", "switch_p99_s"}
 PROMISES = {"bit_identical", "lost", "twice"}
-JOB = ROOT / "benchmarks" / "multiplex.yaml"
+JOB = ROOT / "benchmarks" / "jobs" / "multiplex.yaml"
 SMALL = ["model.hidden=32", "model.layers=1", "model.warm_start_steps=0"]
 
 
@@ -72,6 +72,7 @@ def test_what_was_lost_and_what_differs_is_a_goal_missed() -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_service_has_room_for_one_of_the_jobs_or_for_both_and_threads_are_named(tmp_path: Path) -> None:
     job = load_job(JOB, SMALL)
     model = asyncio.run(prepare_model(job, tmp_path))

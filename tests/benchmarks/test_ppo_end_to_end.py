@@ -13,12 +13,12 @@ from actors.environments.prompts.rows import Row
 from actors.environments.scoring.batches import Asked
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.model_scorer import ModelScorer
-from benchmarks import ppo
 from benchmarks._processes import ROOT
-from benchmarks.bare_loop import BareLoop
-from benchmarks.bare_ppo import LearnedReward, PpoLearner
+from benchmarks.jobs import ppo
+from benchmarks.jobs.bare_loop import BareLoop
+from benchmarks.jobs.bare_ppo import LearnedReward, PpoLearner
 from configs.loader import load_job
-from supervisors.jobs.model_preparation import prepare_model
+from supervisors.preparation.model_preparation import prepare_model
 from tests.reward_model import save_reward_model
 
 SMALL = [
@@ -34,7 +34,7 @@ SMALL = [
 ]
 VERIFIER = "reward={kind: reasoning_gym}"
 LEARNED = ["reward.train.pairs=300", "reward.train.steps=20"]
-JOB = ROOT / "benchmarks" / "ppo.yaml"
+JOB = ROOT / "benchmarks" / "jobs" / "ppo.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return asyncio.run(prepare_model(load_job(JOB, SMALL), tmp_path_factory.mktemp("bench_model")))
 
 
+@pytest.mark.long
 def test_the_bare_loop_trains_the_critic_first_and_then_both(model: Path) -> None:
     threads = torch.get_num_threads()
     job = load_job(JOB, [*SMALL, VERIFIER])
@@ -91,9 +92,9 @@ def test_curves_are_the_same_if_they_end_no_further_apart_than_seeds_do() -> Non
     assert len(ppo.missed(found | {"lost": 1, "twice": 2, "ratio": 0.8})) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("reward", ["verifier", pytest.param("learned", marks=pytest.mark.long)])
+@pytest.mark.parametrize("reward", ["verifier", "learned"])
 def test_bench_ppo_prints_both_curves_and_the_ratio(
     model: Path, capsys: pytest.CaptureFixture[str], reward: str
 ) -> None:

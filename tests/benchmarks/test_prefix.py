@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import prefix
+from benchmarks.jobs import prefix
 
 
 def row(prefilled: int, hits: int, distinct: int) -> dict[str, int]:
@@ -36,7 +36,6 @@ def test_a_system_prompt_has_as_many_characters_as_it_is_to_have_tokens() -> Non
     assert [len(prefix.system_prompt(tokens)) for tokens in (10, 200)] == [10, 200]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a busy one
 def test_bench_prefix_reaches_its_goals_on_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

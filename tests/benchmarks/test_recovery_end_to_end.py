@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks import chaos, recovery
 from benchmarks._processes import ROOT
+from benchmarks.jobs import chaos, recovery
 from configs.loader import load_job
-from supervisors.jobs.model_preparation import prepare_model
+from supervisors.preparation.model_preparation import prepare_model
 
 SHORT = ["rollout.workers=2", "rollout.max_tokens=24", "model.hidden=32", "model.layers=1", "trainer.backend=simulated"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    job = load_job(ROOT / "benchmarks" / "recovery.yaml", SHORT)
+    job = load_job(ROOT / "benchmarks" / "jobs" / "recovery.yaml", SHORT)
     path = asyncio.run(prepare_model(job, tmp_path_factory.mktemp("bench_model")))
     assert path is not None
     return path
@@ -31,7 +31,7 @@ def measured(main: Any, capfd: pytest.CaptureFixture[str], model: Path, *argumen
     return json.loads(capfd.readouterr().out)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_bench_recovery_ends_with_the_times_of_faults_on_real_processes(
     model: Path, capfd: pytest.CaptureFixture[str]
@@ -49,7 +49,7 @@ def test_bench_recovery_ends_with_the_times_of_faults_on_real_processes(
     assert (told["prompts_lost"], told["samples_trained_twice"]) == (0, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_bench_chaos_ends_with_what_was_lost_and_how_much_of_it_was_away(
     model: Path, capfd: pytest.CaptureFixture[str]

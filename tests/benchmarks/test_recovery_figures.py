@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks._harm import Harm, percentile
-from benchmarks.chaos import Window, away_s, compare
-from benchmarks.recovery import GOALS, figures, missed
+from benchmarks.jobs.chaos import Window, away_s, compare
+from benchmarks.jobs.recovery import GOALS, figures, missed
 
 
 def test_percentiles_are_times_that_were_measured() -> None:

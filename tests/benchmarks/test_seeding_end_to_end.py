@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import seeding
 from benchmarks._processes import ROOT
+from benchmarks.jobs import seeding
 from configs.loader import load_job
-from supervisors.jobs.model_preparation import prepare_model
+from supervisors.preparation.model_preparation import prepare_model
 from supervisors.providers.trace_files import read_trace
 
 
@@ -38,7 +38,7 @@ def test_each_place_is_a_job_that_is_valid_and_other_machines_are_there_for_good
     assert [(event.at_s, event.what) for event in read_trace(trace).events] == [(0.0, "up")] * 3
     jobs = {
         where: load_job(
-            ROOT / "benchmarks" / "seeding.yaml",
+            ROOT / "benchmarks" / "jobs" / "seeding.yaml",
             ["rollout.length_ranking=history", *seeding.settings_for(where, trace)],
         )
         for where in (*seeding.WHERE, seeding.ESTIMATED)
@@ -54,7 +54,7 @@ def test_each_place_is_a_job_that_is_valid_and_other_machines_are_there_for_good
 def test_bench_seeding_runs_the_job_in_all_three_places(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     short = ["model.hidden=32", "model.layers=1", "algorithm.prompts_per_step=4", "rollout.workers=1"]
     short += ["trainer.backend=simulated"]
-    model = asyncio.run(prepare_model(load_job(ROOT / "benchmarks" / "seeding.yaml", short), tmp_path))
+    model = asyncio.run(prepare_model(load_job(ROOT / "benchmarks" / "jobs" / "seeding.yaml", short), tmp_path))
     sets = [word for setting in short for word in ("--set", setting)]
     few = ["--machines", "1", "--steps", "4", "--skip", "1", "--cores", "64", "--model", str(model)]
     assert seeding.main(["--json", *few, *sets]) == 0

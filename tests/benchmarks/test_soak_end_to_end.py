@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from actors.weights.segments import run_id
-from benchmarks import soak
 from benchmarks._samples import Growth, Life, Sample, growth
+from benchmarks.jobs import soak
 
 MIB = 1 << 20
 FINE = {"resident_mib": (100.0, 104.0), "drift": 0.04, "fds": (9, 9), "threads": (3, 3)}

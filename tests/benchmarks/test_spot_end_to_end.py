@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import spot
 from benchmarks._processes import ROOT
+from benchmarks.jobs import spot
 from benchmarks.papers.traces import write_trace
 from configs.loader import load_job
-from supervisors.jobs.model_preparation import prepare_model
+from supervisors.preparation.model_preparation import prepare_model
 from supervisors.providers.trace_files import read_trace
 
 
@@ -57,7 +57,7 @@ def test_bench_spot_ends_with_nothing_lost_nothing_twice_and_what_it_cost(
     trace = tmp_path / "two.csv"
     trace.write_text("at_s,node,event,kind\n0,a,up,spot\n0,b,up,spot\n14,a,kill,spot\n14,b,kill,spot\n")
     short = ["model.hidden=32", "model.layers=1", "limits.hand_over_s=0.5", "trainer.backend=simulated"]
-    job = load_job(ROOT / "benchmarks" / "spot.yaml", [*short, f"provider.trace={trace}"])
+    job = load_job(ROOT / "benchmarks" / "jobs" / "spot.yaml", [*short, f"provider.trace={trace}"])
     model = asyncio.run(prepare_model(job, tmp_path))
     sets = [word for setting in short for word in ("--set", setting)]
     replay = ["--trace", str(trace), "--part", "1", "--speed", "1", "--notice-s", "2", "--seconds", "20"]

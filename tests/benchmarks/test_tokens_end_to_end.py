@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import tokens
+from benchmarks.data_plane import tokens
 
 
 def test_bench_tokens_streams_into_ledger_and_journal_and_prints_the_limits(

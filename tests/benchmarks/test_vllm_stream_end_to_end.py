@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import vllm_stream
 from benchmarks._jobs import BenchmarkFailed
-from benchmarks._vllm import GROUP, Work
-from benchmarks.vllm_stream import equal_fraction
+from benchmarks.vllm import vllm_stream
+from benchmarks.vllm._vllm import GROUP, Work
+from benchmarks.vllm.vllm_stream import equal_fraction
 
 WORK = Work(streams=8, tokens=3)
 
@@ -48,8 +48,8 @@ def test_a_number_that_does_not_divide_is_named_with_what_was_expected(wrong: li
         vllm_stream.main(wrong)
 
 
+@pytest.mark.long
 @pytest.mark.vllm
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_bench_vllm_stream_has_the_tokens_of_async_llm_in_the_journal_and_prints_both_speeds(
     capsys: pytest.CaptureFixture[str],

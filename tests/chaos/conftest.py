@@ -20,7 +20,7 @@ from supervisors.testing.run_under_test import HeadraceRun
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of SMALL_JOB, as ``headrace run`` would make it."""
     from configs.schema import JobConfig
-    from supervisors.jobs.tiny_model import make_tiny_model
+    from supervisors.preparation.tiny_model import make_tiny_model
 
     directory = tmp_path_factory.mktemp("model") / "small"
     make_tiny_model(JobConfig.model_validate(SMALL_JOB), directory)

@@ -12,7 +12,6 @@ from test_same_weights import files, samples
 from supervisors.testing.run_under_test import HeadraceRun
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_an_adapter_is_the_same_bit_for_bit_if_trainer_and_worker_are_killed_on_the_way(
@@ -45,5 +44,5 @@ def test_an_adapter_is_the_same_bit_for_bit_if_trainer_and_worker_are_killed_on_
     assert "model.safetensors" not in hashes
     assert files(harmed_summary) == hashes
     assert max(row["kl"] for row in alone.rows()) > 0
-    assert max(row["engine_mismatch"] for row in harmed.rows()) < 1e-3
+    assert max(row["engine_mismatch"] or 0.0 for row in harmed.rows()) < 1e-3
     assert alone.rows()[-1]["pull_bytes"] < (small_model / "model.safetensors").stat().st_size

@@ -14,7 +14,7 @@ from small_job import TORCH, simulated_job
 from supervisors.testing.run_under_test import HeadraceRun
 from tests.supervisors.machine.fake_driver import fake_nvidia_smi
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.long]
 
 
 def variable(pid: int, name: str) -> str | None:

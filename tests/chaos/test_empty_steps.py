@@ -17,7 +17,6 @@ def score(prompt, response, answer, **columns):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_run_that_trains_on_nothing_fails_with_file_and_line_and_is_resumed_once_mended(

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.host.python_path import python_path
+from configs.python_path import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^`(\S+)`[^\n]*:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WHOLE_JOB = re.compile(r"^```yaml\n(name: .*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("guide", ["train_your_agent", "write_an_environment"])

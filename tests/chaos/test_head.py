@@ -10,43 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_job import TORCH, simulated_rollout
+from left_over import every_sample_once, nothing_left
+from small_job import simulated_rollout
 
-from actors.ledger.journal import committed_samples
-from actors.weights.segments import run_id, segment_directory
 from supervisors.testing.run_under_test import HeadraceRun
 
-STEPS = 60
-SIMULATED_STEPS = 40
-"""They take longer: no fewer seconds are left for the harm."""
-
-
-def processes_of(run_dir: Path) -> dict[int, str]:
-    """Processes that hold a file of ``run_dir`` open: all of a run's have their log there."""
-    found: dict[int, str] = {}
-    own = str(run_dir)
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            names = [str(link.readlink()) for link in (entry / "fd").iterdir()]
-            if any(name.startswith(own) for name in names):
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
-        except OSError:
-            continue
-    return found
-
-
-def nothing_left(run_dir: Path) -> None:
-    until_s = time.monotonic() + 60
-    while (left := processes_of(run_dir)) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    assert not left, "processes outlived the run"
-    assert not list(segment_directory().glob(f"headrace-{run_id(run_dir)}*"))
-
-
-def every_sample_once(run_dir: Path, steps: int) -> None:
-    names = [(row.step, row.prompt, row.sibling) for row in committed_samples(run_dir / "journal.db")]
-    assert len(names) == len(set(names))
-    assert set(names) >= {(step, step * 6 + p, s) for step in range(steps) for p in range(6) for s in range(4)}
+STEPS = 40
 
 
 def pids(run: HeadraceRun) -> dict[str, int]:
@@ -59,19 +28,17 @@ def heads_back(run: HeadraceRun) -> int:
     return len(run.events("head_restarted"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("mode", "engine"), [("sync", "simulated"), ("async", "torch")])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_a_run_survives_its_head_and_no_role_process_is_started_again(
-    start_run: Callable[..., HeadraceRun], small_model: Path, mode: str, engine: str
+    start_run: Callable[..., HeadraceRun], small_model: Path, mode: str
 ) -> None:
     """SIGKILL to the head twice in mid-run, once SIGSTOP: trainer, engines and services live through all.
 
-    In sync mode workers idle while a real trainer computes: the simulated one makes a head die while they work.
+    The one run finishes by itself. The other is interrupted as its head is killed once more: the next one hears of it.
     """
-    real = engine == "torch"
-    parts, planned = (TORCH, STEPS) if real else ({"rollout": simulated_rollout(small_model)}, SIMULATED_STEPS)
-    run = start_run("head", steps=planned, sync={"mode": mode}, **parts)
+    planned = STEPS if mode == "async" else 1000
+    run = start_run("head", steps=planned, sync={"mode": mode}, rollout=simulated_rollout(small_model))
     run.wait_for_step(2)
     before, pauses_s = pids(run), list[tuple[float, float]]()
     for number, harm in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):
@@ -84,15 +51,19 @@ def test_a_run_survives_its_head_and_no_role_process_is_started_again(
         pauses_s.append((round(time.monotonic() - harmed_s, 2), round(time.monotonic() - back_s, 2)))
         run.wait_for_step(steps + 5)
     after = pids(run)
-    summary = run.finish()
+    if mode == "sync":
+        os.kill(after["head"], signal.SIGKILL)
+        run.interrupt()
+    summary = run.finish(state="finished" if mode == "async" else "interrupted")
 
-    assert summary["steps"] == planned
+    assert summary["steps"] == planned or mode == "sync"
+    assert summary["checkpoint"], "also of the interrupted one: its last head has taken it"
     assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
-    assert summary["restarts"] == 3, "the head's lives, and nobody else's"
+    assert summary["restarts"] == (3 if mode == "async" else 4), "the head's lives, and nobody else's"
     assert after.pop("head") != before.pop("head")
     assert after == before
     assert {event["child"] for event in run.events("child_adopted")} >= set(before)
-    every_sample_once(run.run_dir, planned)
+    every_sample_once(run.run_dir, summary["steps"])
     nothing_left(run.run_dir)
     used, samples = (sum(row[key] for row in run.events("worker_went_on")) for key in ("tokens", "samples"))
     assert used > 0, "what the journals lacked was generated again"
@@ -101,33 +72,8 @@ def test_a_run_survives_its_head_and_no_role_process_is_started_again(
     assert max(after_start_s for _, after_start_s in pauses_s) < 10.0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_with_its_machine_process_everything_ends(start_run: Callable[..., HeadraceRun]) -> None:
-    run = start_run("whole", steps=1000)
-    run.wait_for_step(1)
-    assert len(processes_of(run.run_dir)) >= 6
-    run.kill()
-    until_s = time.monotonic() + 60
-    while processes_of(run.run_dir) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    assert not processes_of(run.run_dir)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_an_interruption_outlives_the_head_and_a_second_one_ends_the_run(
-    start_run: Callable[..., HeadraceRun],
-) -> None:
-    run = start_run("twice", steps=1000)
-    run.wait_for_step(1)
-    head = pids(run)["head"]
-    os.kill(head, signal.SIGKILL)
-    run.interrupt()
-    summary = run.finish(state="interrupted")
-    assert summary["checkpoint"], "the next head has taken it"
-    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
-
+def test_a_second_interruption_ends_the_run_at_once(start_run: Callable[..., HeadraceRun]) -> None:
     run = start_run("quick", steps=1000)
     run.wait_for_step(1)
     run.interrupt()
@@ -137,7 +83,6 @@ def test_an_interruption_outlives_the_head_and_a_second_one_ends_the_run(
     nothing_left(run.run_dir)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_head_that_ends_again_and_again_ends_the_run_with_a_message(
     start_run: Callable[..., HeadraceRun],

@@ -81,7 +81,6 @@ def test_presets_are_found_by_name_and_bench_says_what_it_needs(installed: Path,
     assert all((installed / name / "py.typed").is_file() for name in ("actors", "configs", "supervisors", "transport"))
 
 
-@pytest.mark.slow
 def test_folders_with_our_names_beside_the_job_file_break_nothing(
     installed: Path, project: Path, small_model: Path
 ) -> None:

@@ -33,7 +33,11 @@ from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.worlds import HEADRACE, NAMESPACE
 from transport.zmq.security import allow, generate_keys, write_keys
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(MISSING, reason="there is no kube-apiserver, or no etcd")]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.long,
+    pytest.mark.skipif(MISSING, reason="there is no kube-apiserver, or no etcd"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

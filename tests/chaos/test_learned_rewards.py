@@ -17,7 +17,6 @@ from tests.scorer_server import Question, Reply, rewards, scorer_server
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_run_survives_a_scorer_that_is_ill_and_ends_with_a_sentence_where_it_is_refused(
@@ -45,7 +44,6 @@ def test_a_run_survives_a_scorer_that_is_ill_and_ends_with_a_sentence_where_it_i
         assert not file.is_file() or b"secret-7" not in file.read_bytes(), file
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_reward_model_whose_process_is_killed_is_loaded_again_and_no_sample_is_lost(

@@ -16,7 +16,6 @@ DAPO = {"name": "dapo", "minibatches": 3, "overlong": {"buffer_tokens": 16}, "en
 BASELINE = {"name": "reinforce_pp_baseline", "minibatches": 2, "epochs": 2, "kl_coefficient": 0.02}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("algorithm", [DAPO, BASELINE], ids=["dapo", "reinforce_pp_baseline"])

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_job import simulated_job
+from small_job import simulated_job, simulated_rollout
 
 from supervisors.testing.run_under_test import HeadraceRun
 
 StartRun = Callable[..., HeadraceRun]
-ROLES = ("trainer", "weights", "rewards", "rollout-0")
+ROLES = ("trainer", "weights", "rewards", "rollout-0", "ranker")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_process_is_seen_and_one_that_was_stopped_is_seen_to_be_silent(
     headrace_run: StartRun, small_model: Path
 ) -> None:
     limits = {"health_interval_s": 0.5, "stopped_grace_s": 3.0}
-    run = headrace_run(simulated_job(small_model, steps=10_000, limits=limits))
+    rollout = simulated_rollout(small_model, step_s=0.01, length_ranking="learned")
+    run = headrace_run(simulated_job(small_model, steps=10_000, limits=limits, rollout=rollout))
     run.wait_for_step(1)
     rows = run.call("stalls", {"longer_than_s": 0.0})
     assert not [row for row in rows if row["kind"] == "silent"]

@@ -29,7 +29,6 @@ def length(prompt, response, answer, **columns):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_run_that_was_killed_goes_on_with_the_same_prompts_in_the_same_order(
     start_run: Callable[..., HeadraceRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ public key.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,7 +15,10 @@ import signal
 import socket
 import stat
 import tempfile
+import threading
+import time
 import traceback
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -171,7 +175,7 @@ def sockets_of(pids: set[int]) -> list[str]:
     return sorted({words[7] for words in lines if len(words) > 7 and words[6] in inodes and words[7].startswith("/")})
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("over", ["tcp", "unix"])
@@ -215,3 +219,49 @@ def test_another_user_of_the_machine_is_refused_everything_and_the_run_goes_on(
         run.close()
         for link in planted:
             link.unlink(missing_ok=True)
+
+
+def taken_within(port: int, seconds: float) -> Attack:
+    """Tries to have the port of loopback, over and over, and tells how often that was refused."""
+
+    def attack() -> object:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            with socket.socket() as stranger, contextlib.suppress(OSError):
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                stranger.bind(("127.0.0.1", port))
+                stranger.listen()
+                return "the port"
+        raise PermissionError
+
+    return attack
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_have_the_gateways_port_while_it_is_dead_and_agents_find_it_again(
+    small_model: Path, open_directory: Path
+) -> None:
+    job = simulated_job(small_model, environment={"kind": "external"}, reward={})
+    run = HeadraceRun(open_directory / "run", job)
+    try:
+        endpoint, key = run.run_dir / "gateway.endpoint", run.run_dir / "gateway.key"
+        base = run.wait_until("gateway", lambda: endpoint.exists() and endpoint.read_text().strip())
+
+        def models() -> int:
+            asked = urllib.request.Request(f"{base}/models", headers={"x-api-key": key.read_text().strip()})
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                return answer.status
+
+        assert models() == 200
+        for _ in range(2):
+            pid = run.processes()["gateway"]
+            threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+            came = as_another_user({"have the port": taken_within(int(base.split(":")[2].split("/")[0]), 4.0)})
+            assert came == {"have the port": "refused"}
+            assert models() == 200  # asked while it was away, or soon after: it is answered by the next life
+            run.wait_until("another gateway", lambda pid=pid: run.processes().get("gateway", pid) != pid)
+        assert endpoint.read_text().strip() == base
+    finally:
+        run.close()

@@ -40,7 +40,6 @@ def kill_as_they_are_cut(run: HeadraceRun, times: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cuts_and_workers_that_are_killed_as_they_are_cut_change_no_bit_of_the_weights(
     headrace_run: Callable[..., HeadraceRun], small_model: Path

@@ -12,7 +12,6 @@ from test_same_weights import files, samples
 from supervisors.testing.run_under_test import HeadraceRun
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_policy_and_critic_are_the_same_bit_for_bit_if_trainer_and_workers_are_killed_on_the_way(

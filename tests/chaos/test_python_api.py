@@ -22,8 +22,8 @@ import yaml
 from small_job import simulated_job
 
 from actors.control.errors import ControlError
-from actors.host.python_path import python_path
-from supervisors.api import Run, connect, start
+from configs.python_path import python_path
+from headrace import Run, connect, start
 from supervisors.checkers.checks import check
 from supervisors.checkers.history import RunState
 from supervisors.checkers.run_directory import read_history
@@ -32,7 +32,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "python.md"
 PATIENCE_S = 60
 PROGRAM = """
 import sys
-from supervisors.api import run_job
+from headrace import run_job
 run_job(sys.argv[1], {"steps": 10_000}, run_dir=sys.argv[2], on_event=lambda event: print(event, flush=True))
 """
 
@@ -65,7 +65,7 @@ async def test_the_cells_of_the_guide_run_as_written_in_a_loop_that_runs_already
     finally:
         sys.modules.pop("rewards", None)
     said = capsys.readouterr().out
-    assert "step 2/2  reward" in said
+    assert "step 1 (2 of 2)  reward" in said
     assert [int(step) for step in re.findall(r"^step (\d+)/20 ", said, re.MULTILINE)] == list(range(1, 21))
     assert (names["run"].run_dir.name, names["other"].run_dir) == ("quickstart", names["run"].run_dir)
     assert len(names["table"]) == 20
@@ -109,7 +109,6 @@ def check_ended_in_good_order(run_dir: Path, processes: list[psutil.Process]) ->
     assert (run_dir / "checkpoints" / f"step_{committed:06}").is_dir()
 
 
-@pytest.mark.slow
 async def test_a_run_ends_with_a_checkpoint_when_nobody_holds_it_any_more(tmp_path: Path, small_model: Path) -> None:
     run = start(simulated_job(small_model, steps=10_000), run_dir=tmp_path / "run")
     async for event in run.events():
@@ -144,7 +143,7 @@ def test_a_run_ends_with_a_checkpoint_when_its_program_is_interrupted_or_killed(
             stdout=said, stderr=said, start_new_session=True, env={**os.environ, "PYTHONPATH": python_path()},
         )  # fmt: skip
     try:
-        settle("second step", lambda: "step 2/10000  reward" in (tmp_path / "said").read_text())
+        settle("second step", lambda: "step 1 (2 of 10000)  reward" in (tmp_path / "said").read_text())
         processes = processes_of(connect(run_dir))
         os.killpg(program.pid, number)  # as a notebook's server does: the kernel, and whatever is in its group
         code = program.wait(PATIENCE_S)

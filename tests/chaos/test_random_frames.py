@@ -28,7 +28,6 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_frames_on_every_socket_leave_a_run_unharmed_and_are_counted(
     start_run: Callable[..., HeadraceRun], sockets: Path

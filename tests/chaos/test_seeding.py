@@ -50,7 +50,6 @@ def beside_a_machine(start_run: Callable[..., HeadraceRun], model: Path, trace: 
     return start_run("beside", steps=12, **job | sections)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_another_machine_takes_over_when_the_window_ends_and_the_trainers_workers_sleep(
     start_run: Callable[..., HeadraceRun], small_model: Path, tmp_path: Path
@@ -121,17 +120,17 @@ def test_with_prices_another_machine_is_kept_only_while_it_makes_a_step_cheaper(
     assert any(ended_early) if kept else not ended_early[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_without_another_machine_torch_engines_and_trainer_take_turns(
     start_run: Callable[..., HeadraceRun],
 ) -> None:
     """A real engine, which frees its cache and wakes with the next version. One worker: it is there for every step."""
     torch = TORCH | {"rollout": TORCH["rollout"] | {"workers": 1}}
-    run = start_run("alone", **torch, steps=12, scheduling={"seeding": True}, cluster={"place_rollout": "local"})
+    run = start_run("alone", **torch, steps=8, scheduling={"seeding": True}, cluster={"place_rollout": "local"})
     finish(run)
     windows = run.events("seeding_window")
-    assert [(row["step"], row["why"]) for row in windows] == [(step, "generated") for step in range(12)]
+    assert [(row["step"], row["why"]) for row in windows] == [(step, "generated") for step in range(8)]
     assert not run.events("engine_stays_awake")
     generating, training = bars(run, "rollout-0", "generate"), bars(run, "trainer", "train")
     assert bars(run, "rollout-0", "asleep")

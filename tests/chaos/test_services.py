@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
-from small_job import SMALL_JOB, simulated_job
+from small_job import SMALL_JOB, simulated_job, simulated_rollout
 
 from actors.control.errors import BadConfig, NotNow
 from actors.ledger.journal import committed_samples
 from actors.train_service.sizes import state_bytes
-from benchmarks._shared_runs import came_to
+from benchmarks.jobs._shared_runs import came_to
 from configs.limits import DEFAULT_LIMITS
 from supervisors.testing.run_under_test import HeadraceCluster, HeadraceJobs
 from tests.free_ports import free_ports
@@ -75,7 +75,6 @@ def pid_of(cluster: HeadraceCluster, name: str) -> int:
     return cluster.wait_until(f"{name} running", look)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_jobs_share_a_service_through_its_death_and_the_heads_and_the_one_that_waits_gets_its_turn(
     cluster: HeadraceCluster, small_model: Path
@@ -155,15 +154,21 @@ def ppo_job(model: Path, name: str, **trainer: Any) -> dict[str, Any]:
     return torch_job(model, name, **trainer) | rest
 
 
-def torch_jobs(model: Path, names: Iterable[str], **trainer: Any) -> list[dict[str, Any]]:
-    return [(ppo_job if name in PPO_SEEDS else torch_job)(model, name, **trainer) for name in names]
+def torch_jobs(model: Path, names: Iterable[str], *, simulated: bool = False, **trainer: Any) -> list[dict[str, Any]]:
+    """``simulated``: engines that say the same whatever the weights."""
+    jobs = [(ppo_job if name in PPO_SEEDS else torch_job)(model, name, **trainer) for name in names]
+    engines = {"rollout": simulated_rollout(model, step_s=0.02, workers=1, max_tokens=48)} if simulated else {}
+    return [job | engines for job in jobs]
 
 
-def room_for_one(model: Path, *, trained: int = 1) -> dict[str, Any]:
-    """A service that parks the state of one job whenever it is another one's turn; of ``trained`` models a job."""
+def room_for_one(model: Path, *, trained: int = 1, **keys: Any) -> dict[str, Any]:
+    """A service, with those ``keys``, that parks the state of one job whenever it is another one's turn.
+
+    ``trained``: models of which a job has state.
+    """
     each = trained * state_bytes(model, dtype="float32", replicas=1)
     budget, host = int(1.5 * each), (len(SEEDS) + 2) * each + (1 << 26)
-    return {"services": [{"name": "train-0", "threads": 1, "memory_bytes": budget, "host_bytes": host}]}
+    return {"services": [{"name": "train-0", "threads": 1, "memory_bytes": budget, "host_bytes": host} | keys]}
 
 
 class Unshared:
@@ -173,15 +178,17 @@ class Unshared:
         self._model, self._directory = model, directory
         self._known: dict[str, tuple[Any, ...]] = {}
 
-    def come_to(self, *names: str) -> dict[str, tuple[Any, ...]]:
-        if not set(names) <= self._known.keys():
-            run = HeadraceJobs(self._directory / "+".join(names), torch_jobs(self._model, names))
+    def come_to(self, *names: str, simulated: bool = False, **trainer: Any) -> dict[str, tuple[Any, ...]]:
+        told = {name: f"{name} {'simulated' * simulated} {trainer or ''}" for name in names}
+        if not set(told.values()) <= self._known.keys():
+            jobs = torch_jobs(self._model, names, simulated=simulated, **trainer)
+            run = HeadraceJobs(self._directory / f"{len(self._known)}", jobs)
             try:
                 summaries = run.finish()
             finally:
                 run.close()
-            self._known |= {name: came_to(job, summaries[name]) for name, job in run.jobs.items()}
-        return {name: self._known[name] for name in names}
+            self._known |= {told[name]: came_to(job, summaries[name]) for name, job in run.jobs.items()}
+        return {name: self._known[told[name]] for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -214,34 +221,36 @@ def go_on(run: HeadraceJobs, steps: int) -> None:
     run.wait_until(f"{steps} steps of each", lambda: min(len(job.rows()) for job in jobs) >= steps)
 
 
-def finish_as_unshared(run: HeadraceJobs, unshared: Unshared, *more_files: str) -> None:
+def finish_as_unshared(
+    run: HeadraceJobs, unshared: Unshared, *more_files: str, simulated: bool = False, **trainer: Any
+) -> None:
     """Samples with their rewards, losses, and the hash of each file of the last checkpoint."""
-    summaries, alone = run.finish(), unshared.come_to(*run.jobs)
+    summaries, alone = run.finish(), unshared.come_to(*run.jobs, simulated=simulated, **trainer)
+    state = "shard-" if "ranks" in trainer else "weights.safetensors"
     for name, job in run.jobs.items():
         samples, losses, files = came_to(job, summaries[name])
         assert samples == alone[name][0]
         assert losses == alone[name][1]
-        assert {"model.safetensors", "trainer/weights.safetensors", *more_files} <= set(files)
+        assert {"model.safetensors", *more_files} <= set(files)
+        assert [name for name in files if name.startswith(f"trainer/{state}")]
         assert files == alone[name][2]
         assert (summaries[name]["prompts_lost"], summaries[name]["samples_trained_twice"]) == (0, 0)
     moved = [row for job in run.jobs.values() for row in job.rows() if row["switch_s"] > 0]
     assert moved, "nobody's state was ever moved"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "harm",
-    [
-        "service",
-        *(pytest.param(whom, marks=pytest.mark.long) for whom in ("nobody", "twice", "head", "trainer")),
-    ],
+    ["service", "nobody", "twice", "head", "trainer"],
 )
 def test_jobs_that_share_a_service_come_to_what_they_do_without_whoever_is_killed(
     headrace_jobs: Callable[..., HeadraceJobs], small_model: Path, unshared: Unshared, harm: str
 ) -> None:
-    """On torch, with room for one."""
-    jobs = torch_jobs(small_model, ("first", "second"), service="train-0")
+    """On torch, with room for one; engines are simulated where it is the service alone that is killed."""
+    simulated = harm == "service"
+    jobs = torch_jobs(small_model, ("first", "second"), simulated=simulated, service="train-0")
     run = headrace_jobs(jobs, services=room_for_one(small_model))
     first = run.jobs["first"]
 
@@ -261,7 +270,7 @@ def test_jobs_that_share_a_service_come_to_what_they_do_without_whoever_is_kille
     if harm == "twice":
         run.wait_until("progress", lambda: len(first.rows()) > steps)
         kill_while_it_computes(run, pid("train-0"))
-    finish_as_unshared(run, unshared)
+    finish_as_unshared(run, unshared, simulated=simulated)
 
     lived = (lives(run, "first", "trainer"), lives(run, "second", "trainer"))
     if harm == "twice":  # it can die again before both are served by its next life
@@ -270,7 +279,30 @@ def test_jobs_that_share_a_service_come_to_what_they_do_without_whoever_is_kille
         assert lived == {"service": (2, 2), "trainer": (2, 1)}.get(harm, (1, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("harm", ["nobody", "service", "rank", "head"])
+def test_jobs_that_share_the_ranks_of_a_service_come_to_what_each_does_on_as_many_of_its_own(
+    headrace_jobs: Callable[..., HeadraceJobs], small_model: Path, unshared: Unshared, harm: str
+) -> None:
+    ranks = {"backend": "fsdp", "ranks": 2}
+    jobs = torch_jobs(small_model, ("first", "second"), simulated=True, service="train-0", **ranks)
+    run = headrace_jobs(jobs, services=room_for_one(small_model, **ranks))
+    go_on(run, 2)
+    pids = [run.wait_until(name, lambda name=name: run.pid_of(name)) for name in ("train-0", "train-0.rank1")]
+    if harm == "service":
+        kill_while_it_computes(run, pids[0])
+    elif harm == "rank":
+        os.kill(pids[1], signal.SIGKILL)
+    elif harm == "head":
+        os.kill(run.wait_until("head", lambda: run.pid_of("head")), signal.SIGKILL)
+        run.wait_until("the next head", lambda: run.jobs["first"].events("head_restarted"))
+        assert [run.pid_of(name) for name in ("train-0", "train-0.rank1")] == pids, "both are adopted"
+    finish_as_unshared(run, unshared, simulated=True, **ranks)
+    lived = [lives(run, name, "trainer") for name in ("first", "second")]
+    assert lived == ([2, 2] if harm in ("service", "rank") else [1, 1])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("harm", ["nobody", "service"])
@@ -287,7 +319,6 @@ def test_three_jobs_that_share_a_service_come_to_what_they_do_alone(
     assert [lives(run, name, "trainer") for name in SEEDS] == [1 if harm == "nobody" else 2] * len(SEEDS)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_ppo_jobs_that_share_a_service_come_to_what_they_do_alone_if_it_is_killed_as_it_computes(

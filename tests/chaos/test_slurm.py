@@ -29,6 +29,8 @@ StartRun = Callable[..., HeadraceRun]
 MakeJob = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
@@ -75,7 +77,6 @@ def working(run: HeadraceRun) -> set[str]:
     return {node for node in run.workers().values() if node.startswith("small-")}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_machines_are_preempted_lost_and_unheard_of_and_nothing_is_lost_or_trained_twice_or_left(
     headrace_run: StartRun, job: MakeJob, slurm: SlurmCluster, tmp_path: Path
@@ -124,7 +125,6 @@ def test_machines_are_preempted_lost_and_unheard_of_and_nothing_is_lost_or_train
     assert slurm.jobs() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("slurm_section", "says"),
@@ -150,7 +150,6 @@ def test_what_the_cluster_would_refuse_ends_the_run_before_it_begins_in_the_clus
     assert not (run_dir / "metrics.jsonl").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_a_machine_whose_environment_hangs_is_ended_with_what_it_has_said_last(
     slurm: SlurmCluster, tmp_path: Path
@@ -181,7 +180,6 @@ def test_a_machine_whose_environment_hangs_is_ended_with_what_it_has_said_last(
     assert "the next one is tried in" in told[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_of_two_heads_of_one_run_that_start_at_the_same_time_one_is_refused_and_the_other_keeps_its_machine(
     slurm: SlurmCluster, tmp_path: Path
@@ -212,7 +210,6 @@ def test_of_two_heads_of_one_run_that_start_at_the_same_time_one_is_refused_and_
     asyncio.run(main())
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_machine_whose_time_is_nearly_over_leaves_in_good_order_and_another_job_takes_its_place(
@@ -232,7 +229,6 @@ def test_a_machine_whose_time_is_nearly_over_leaves_in_good_order_and_another_jo
     assert slurm.jobs() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_functions_are_jobs_of_the_cluster_that_sleep_and_are_given_back(
@@ -255,7 +251,6 @@ def test_functions_are_jobs_of_the_cluster_that_sleep_and_are_given_back(
     assert slurm.jobs() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_printed_sbatch_file_runs_the_head_as_a_job_and_submitted_again_goes_on_with_the_run(

@@ -31,7 +31,6 @@ def hangups_end() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("hangups_end")
 def test_a_run_outlives_its_readers_keeps_its_directory_and_takes_a_checkpoint_when_its_terminal_closes(

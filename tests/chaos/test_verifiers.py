@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.environments.episodes import verifiers_call
 from actors.ledger.events import TokensAppended
 from actors.protocol.marks import contexts
 from supervisors.checkers.replay import Sample, replay
@@ -89,7 +90,6 @@ GAME = textwrap.dedent('''
 ''')
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not PYTHON, reason="HEADRACE_VERIFIERS_PYTHON names no interpreter with verifiers")
@@ -134,7 +134,7 @@ def test_an_unmodified_environment_trains_two_steps_and_its_masks_are_ours(
     for row in run.rows():
         assert row["env_turns"] == row["turns_mean"]
         assert row["env_found"] == pytest.approx(row["reward_mean"])
-        assert row["engine_mismatch"] < 1e-5
+        assert (row["engine_mismatch"] or 0.0) < 1e-5
     told = [json.loads(file.read_text()) for file in traces.iterdir()]
     trained = committed(run)
     assert sorted(one["reward"] for one in told) == pytest.approx(sorted(one.reward or 0.0 for one in trained))
@@ -167,3 +167,59 @@ def ours(sample: Sample) -> list[tuple[list[int], list[bool]]]:
 
 def theirs(trace: dict[str, Any]) -> list[tuple[list[int], list[bool]]]:
     return [(one["tokens"], one["mask"]) for one in trace["samples"]]
+
+
+TASKSET = """
+import pathlib
+import verifiers.v1 as vf
+pathlib.Path(__file__).with_suffix(".imported").touch()
+class Data(vf.TaskData):
+    answer: int
+class One(vf.Task[Data]): ...
+class Several(vf.Taskset[One]):
+    def load(self):
+        return [One(Data(prompt="x", answer=1), self.config.task)]
+__all__ = ["Several"]
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not PYTHON, reason="HEADRACE_VERIFIERS_PYTHON names no interpreter with verifiers")
+@pytest.mark.parametrize(
+    ("path", "options", "allowed"),
+    [
+        ("good-env", {}, ["good_env"]),
+        ("good-env", {"agent": {"harness": {"id": "null"}}}, ["good_env", "null"]),
+        ("evil-env", {}, ["good_env"]),
+        ("good-env", {"id": "evil-env"}, ["good_env"]),
+        ("good-env", {"agent": {"harness": {"id": "evil-env"}}}, ["good_env"]),
+        ("good-env", {"agent": {"harness": {"id": "codex"}}}, ["good_env"]),
+        ("good-env", {"taskset": {"task": {"judges": [{"id": "evil-env"}]}}}, ["good_env"]),
+        ("good-env", {"taskset": {"task": {"rewards": {"a": {"fn": "evil_env:Several"}}}}}, ["good_env"]),
+        ("good-env", {"taskset": {"task": {"rewards": {"a": {"fn": "evil_env.py:Several"}}}}}, ["good_env"]),
+        ("good-env", {"taskset": {"id": "evil-env"}}, ["good_env"]),
+    ],
+)
+def test_the_library_imports_nothing_that_its_head_does_not_allow(
+    path: str, options: dict[str, Any], allowed: list[str], tmp_path: Path
+) -> None:
+    """Whatever options say: the server is ready, or says what is not allowed, and the other module was not run."""
+    for name in ("good_env", "evil_env"):
+        (tmp_path / f"{name}.py").write_text(TASKSET)
+    order = {"path": path, "options": options, "roles": {}, "address": f"\0{tmp_path}", "allowed": allowed}
+    server = subprocess.Popen(
+        [PYTHON, "-P", str(Path(verifiers_call.__file__).with_name("verifiers_server.py"))], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(order).encode() + b"\n")
+        server.stdin.flush()
+        said = json.loads(server.stdout.readline())
+    finally:
+        server.kill()
+        server.communicate()
+    assert "ready" in said or "is not allowed: only good_env" in said["broken"]
+    assert "ready" in said or path == "evil-env" or "evil" in json.dumps(options) or "codex" in json.dumps(options)
+    assert not (tmp_path / "evil_env.imported").exists()

@@ -17,7 +17,7 @@ from small_job import SMALL_JOB
 from actors.weights.segments import run_id, segment_directory
 from supervisors.testing.run_under_test import HeadraceRun
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(900)]
 
 if importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
     pytest.skip("vLLM is not installed (make vllm)", allow_module_level=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -41,6 +40,4 @@ def test_seeds_begin_elsewhere_and_equal_seeds_alike() -> None:
 
 
 def test_a_run_goes_on_at_a_late_ordinal_at_once() -> None:
-    mix, began_s = Mix([3.0, 1.0], 0), time.perf_counter()
-    assert sum(mix.before(10**15)) == 10**15
-    assert time.perf_counter() - began_s < 0.1
+    assert sum(Mix([3.0, 1.0], 0).before(10**15)) == 10**15  # one by one they would take weeks

@@ -45,7 +45,7 @@ GAME = "actors.environments.examples.guess_number:GuessNumber"
     ],
 )
 def test_what_is_wrong_is_named_with_its_field(environment: dict[str, Any], field: str, said: str) -> None:
-    [(where, wrong, fix)] = check_environment(smallest_job(reward={}, environment=environment))
+    (where, wrong, fix), *_ = check_environment(smallest_job(reward={}, environment=environment))
     assert where == field
     assert said in wrong
     assert fix
@@ -56,10 +56,8 @@ def test_what_is_wrong_is_named_with_its_field(environment: dict[str, Any], fiel
     [
         {"kind": "none"},
         {"kind": "external"},
-        {"kind": "openenv", "url": "http://127.0.0.1:8000"},
-        {"kind": "verifiers", "path": "x", "interpreter": "sh"},
-        {"kind": "python", "path": GAME, "tools": ["json:loads", "mcp: sh -c true"]},
-        {"kind": "python", "tools": ["json:loads"], "options": {"reward": "my_rewards:score"}},
+        {"kind": "python", "path": GAME, "options": {"numbers": 8}, "tools": ["json:loads", "mcp: sh -c true"]},
+        {"kind": "python", "tools": ["json:loads"], "options": {"reward": "json:dumps"}},
     ],
 )
 def test_what_is_right_is_let_through(environment: dict[str, Any]) -> None:

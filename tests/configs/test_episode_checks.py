@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from configs.checks.checks import check_job
-from configs.checks.episode_checks import check_episodes
+from configs.checks.environment_checks import check_episodes
 from tests.smallest_job import smallest_job
 
 ENVIRONMENT = {"kind": "python", "path": "game:Game"}

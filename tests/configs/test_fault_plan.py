@@ -44,7 +44,7 @@ def target_for(kind: type[FaultBase]) -> dict[str, Any]:
 
 def test_the_vocabulary_is_the_documented_one() -> None:
     assert list(KINDS) == (
-        "kill hang slow partition drop delay duplicate corrupt preempt disk_full clock".split()  # noqa: SIM905
+        "kill hang slow partition drop delay duplicate corrupt preempt disk_full clock out_of_memory".split()  # noqa: SIM905
     )
 
 

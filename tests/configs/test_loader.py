@@ -74,6 +74,37 @@ def test_a_later_override_wins_and_a_section_may_be_new() -> None:
     assert job.limits.lease_s == 4.5
 
 
+def test_an_override_reaches_an_item_of_a_list_by_the_place_that_messages_name(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n')
+    mix = f"data={{mix: [{{name: a, path: {tmp_path / 'rows.jsonl'}}}, {{name: b, path: {tmp_path / 'rows.jsonl'}}}]}}"
+    parts = "[{kind: exact_match, name: a}, {kind: math_verify, name: b}]"
+    for reward in (f"reward={parts}", f"reward={{parts: {parts}}}"):
+        job = load_job(QUICKSTART, [mix, "data.mix.1.weight=3", reward, "reward.parts.1.weight=0.5"])
+        assert [source.weight for source in job.data.mix] == [1.0, 3.0]
+        assert [part.weight for part in job.reward.parts] == [1.0, 0.5]
+        said = fails(QUICKSTART, reward, "reward.parts.0.kind=foo")
+        assert said.startswith("--set reward.parts.0.kind=foo: reward.parts.0.kind: ")
+    assert "data.mix is a list, and its items are 0 to 1" in fails(QUICKSTART, mix, "data.mix.2.weight=3")
+    assert "Write the number of an item" in fails(QUICKSTART, mix, "data.mix.a.weight=3")
+    assert "data.mix is no list here" in fails(QUICKSTART, "data.mix.0.weight=3")
+    assert ", not a section. Set steps itself" in fails(QUICKSTART, "steps.0=3")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("model.adapter.targets=q_proj", '"q_proj" is neither all-linear nor a list. Write it as a list: [q_proj]'),
+        ("model.adapter.targets=all_linear", "Did you mean 'all-linear'?"),
+        ("model.adapter.targets=[]", "model.adapter.targets: [] is not allowed: expected at least one item"),
+        ("model.adapter.targets=[1]", "model.adapter.targets.0: 1 is not allowed: expected a valid string"),
+        ("eval={data: {source: reasoning_gym, task: leg_counting}, path: x}", "Did you mean 'eval.data.path'?"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_without_names_of_types(override: str, says: str) -> None:
+    said = fails(QUICKSTART, override)
+    assert says in said and "\n" not in said and "list[" not in said and "literal[" not in said
+
+
 def test_the_resolved_job_loads_to_itself(tmp_path: Path) -> None:
     job = load_job(QUICKSTART, ["rollout.workers=3", "sync.mode=async"])
     (tmp_path / "job.yaml").write_text(dump_job(job))
@@ -121,6 +152,28 @@ def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\nsteps: 1\nsteps: 2\n")
     assert "given twice" in fails(file)
+
+
+def _aliases() -> str:
+    """Some lines that name 9 to the power of 9 values."""
+    lines = ["k0: &k0 [x]", *(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]" for i in range(1, 10))]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (_aliases(), "values"),
+        ("name: &a [*a]\n", "holds itself"),
+        ("name: " + "[" * 100_000, "nested"),
+        ("name: " + "x" * 300_000, "longer than"),
+    ],
+    ids=["aliases of aliases", "an alias of itself", "brackets", "length"],
+)
+def test_a_file_that_grows_when_it_is_read_is_refused_at_once(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        read_job(tmp_path / "job.yaml")
 
 
 def test_the_directory_of_a_reward_model_is_found_beside_the_job_file(tmp_path: Path) -> None:
@@ -194,3 +247,29 @@ def test_any_override_of_any_key_loads_or_fails_with_its_name(key: str, value: s
         read_job(QUICKSTART, [f"{key}={value}"])
     except ConfigError as error:
         assert key.partition(".")[0] in str(error)
+
+
+@pytest.mark.parametrize(("former", "now"), [(True, "whole"), (False, "none")])
+def test_the_former_key_of_recomputation_is_read(tmp_path: Path, former: bool, now: str) -> None:
+    job = yaml.safe_load(QUICKSTART.read_text())
+    job["trainer"] = job.get("trainer", {}) | {"gradient_checkpointing": former}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert read_job(tmp_path / "job.yaml").trainer.recompute == now
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"gradient_checkpointing": []}, r"trainer\.recompute"),
+        ({"gradient_checkpointing": {}}, r"trainer\.recompute"),
+        ({"gradient_checkpointing": False, "recompute": "selective"}, r"trainer\.gradient_checkpointing.*its name now"),
+    ],
+)
+def test_a_former_key_with_a_wrong_value_or_beside_its_new_name_is_refused(
+    tmp_path: Path, changes: dict[str, object], wrong: str
+) -> None:
+    job = yaml.safe_load(QUICKSTART.read_text())
+    job["trainer"] = job.get("trainer", {}) | changes
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    with pytest.raises(ConfigError, match=wrong):
+        read_job(tmp_path / "job.yaml")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.checks.model_checks import check_model
-from configs.model_files import ModelFileBroken, has_chat_template, positions, prompt_tokens_max
+from configs.model_files import ModelFileBroken, has_chat_template, positions, prompt_tokens_max, vocabulary
 from tests.smallest_job import smallest_job
 
 
@@ -90,3 +90,17 @@ def test_chat_without_a_template_is_refused_before_anything_starts(tmp_path: Pat
     assert [field for field, _, _ in check_model(job)] == ["data.chat"] and not has_chat_template(tmp_path)
     write(tmp_path, name, content)
     assert check_model(job) == [] and has_chat_template(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [({"vocab_size": 300}, 300), ({"text_config": {"vocab_size": 40}, "vocab_size": 7}, 40), ({}, 0)],
+)
+def test_the_ids_of_a_model_are_those_of_its_text_config_and_simulated_engines_draw_others(
+    tmp_path: Path, config: dict[str, Any], rows: int
+) -> None:
+    write(tmp_path, "config.json", config)
+    real = smallest_job(rollout={"engine": "torch"}, trainer={"backend": "torch"})
+    assert vocabulary(real, tmp_path) == rows
+    assert vocabulary(smallest_job(rollout={"engine": "simulated"}), tmp_path) == 0
+    assert vocabulary(smallest_job(trainer={"backend": "simulated"}), tmp_path) == 0

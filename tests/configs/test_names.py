@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.names import NAME_CHARACTERS_MAX, NODE_NAME_CHARACTERS_MAX, name_problem, node_name_problem
+from configs.names import (
+    NAME_CHARACTERS_MAX,
+    NODE_NAME_CHARACTERS_MAX,
+    name_problem,
+    node_name_problem,
+    rank_name,
+    ranks_in_words,
+)
 
 
 @pytest.mark.parametrize("name", ["a", "gpu-1", "A100.rack_3", "0", "rollout-node.2", "x" * NAME_CHARACTERS_MAX])
@@ -37,3 +44,10 @@ def test_any_text_is_a_name_or_has_a_problem_that_can_be_printed(name: str) -> N
 def test_a_machine_may_not_be_called_as_the_heads_own_or_too_long(name: str) -> None:
     assert node_name_problem(name)
     assert node_name_problem("heads") == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"), [([1], "rank 1"), ([3, 2], "ranks 2 and 3"), ([10, 9, 8], "ranks 8 to 10"), ([0], "rank 0")]
+)
+def test_ranks_of_one_machine_are_said_in_words(ranks: list[int], words: str) -> None:
+    assert ranks_in_words([rank_name("j.trainer", rank) for rank in ranks]) == words

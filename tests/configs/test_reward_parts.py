@@ -13,7 +13,7 @@ from configs.checks.checks import check_job
 from configs.errors import ConfigError
 from configs.loader import dump_job, job_from_mapping, load_job
 from configs.schema import JobConfig
-from supervisors.cli.schema import job_schema
+from supervisors.cli.looking.check import job_schema
 from tests.smallest_job import smallest_job
 
 EXACT: dict[str, Any] = {"kind": "exact_match"}
@@ -125,6 +125,30 @@ def test_a_reward_model_may_be_trained_and_its_files_lie_beside_the_job(job: dic
     assert loaded.train is not None and loaded.train.preferences == "answers"
     with pytest.raises(ConfigError, match=r"Did you mean 'reward\.parts\.1\.train\.held_out'"):
         job_from_mapping(job | {"reward": [EXACT, {"kind": "model", "train": TRAIN | {"heldout": 0.1}}]})
+
+
+@pytest.mark.parametrize("place", ["path", "train.model"])
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"pytorch_model.bin": b"a pickle"}, "has its weights in pytorch_model.bin alone"),
+        ({"model.safetensors": b"12345678"}, "cut short"),
+        ({}, "has no weights"),
+        ({"model.safetensors": b"\x02" + b"\0" * 7 + b"{}", "pytorch_model.bin": b"x"}, "its header cannot be read"),
+    ],
+)
+def test_weights_of_a_reward_model_that_cannot_be_read_are_refused_by_the_check(
+    job: dict[str, Any], tmp_path: Path, place: str, weights: dict[str, bytes], words: str
+) -> None:
+    model = tmp_path / "rm"
+    model.mkdir()
+    (model / "config.json").write_text('{"num_labels": 1}')
+    (model / "tokenizer.json").write_text("{}")
+    for name, content in weights.items():
+        (model / name).write_bytes(content)
+    named = {"path": str(model)} if place == "path" else {"train": TRAIN | {"model": str(model)}}
+    (problem,) = said(job, {"kind": "model"} | named)
+    assert problem.startswith(f"reward.{place}: ") and words in problem
 
 
 def test_a_column_that_one_function_lacks_is_said_of_that_one(

@@ -45,6 +45,13 @@ def test_a_function_that_the_call_fits_is_accepted(problems: Any, parameters: st
     assert problems(f"def score({parameters}): return 1.0") == []
 
 
+def test_a_class_gives_no_reward_unless_its_objects_are_numbers(problems: Any) -> None:
+    (problem,) = problems("class score:\n    def __call__(self, p, r, a): ...")
+    assert "is a class, and calling it gives an object, not a number" in problem
+    assert problems("class score:\n    def __float__(self): return 1.0") == []
+    assert problems("class score(float): ...") == []
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -58,6 +58,8 @@ def test_names_are_given_once_and_a_file_without_services_is_none(tmp_path: Path
         services(tmp_path, {}, {})
     with pytest.raises(ConfigError, match="services: is empty"):
         load_services(written(tmp_path, services=[]))
+    with pytest.raises(ConfigError, match=r"services.0.ranks: 2, but backend is simulated"):
+        load_services(written(tmp_path, services=[SERVICE | {"ranks": 2, "backend": "simulated"}]))
     with pytest.raises(ConfigError, match="nlp has two quotas"):
         load_services(written(tmp_path, services=[SERVICE], quotas=[{"project": "nlp"}, {"project": "nlp"}]))
     with pytest.raises(ConfigError, match=r"placement: .*spread_backfill"):
@@ -100,9 +102,21 @@ def test_auto_needs_one_service_that_suits(tmp_path: Path) -> None:
     assert problems_with(smallest_job(trainer={"service": "auto", "threads": 4}), shared) == []
 
 
+@pytest.mark.parametrize(("ranks", "fix"), [(1, "Write 2, or choose another service"), (2, None)])
+def test_a_job_says_how_many_ranks_its_service_has(tmp_path: Path, ranks: int, fix: str | None) -> None:
+    """So that it is the same job with and without the service."""
+    shared = services(tmp_path, {"backend": "fsdp", "ranks": 2})
+    job = smallest_job(trainer={"service": "train-0", "backend": "fsdp", "ranks": ranks})
+    assert [(field, said) for field, _, said in problems_with(job, shared)] == (
+        [] if fix is None else [("trainer.ranks", fix)]
+    )
+
+
 def test_a_service_that_comes_as_a_map_is_checked_as_one_in_a_file() -> None:
     assert service_from_mapping(SERVICE, "x").name == "train-0"
     with pytest.raises(ConfigError, match="x: memory_bytes: is missing"):
         service_from_mapping({"name": "a"}, "x")
+    with pytest.raises(ConfigError, match="x: ranks: 2, but backend is torch, which computes in one process"):
+        service_from_mapping(SERVICE | {"ranks": 2}, "x")
     with pytest.raises(ConfigError, match="x: name: trainer is what"):
         service_from_mapping(SERVICE | {"name": "trainer"}, "x")

@@ -7,10 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from actors.policies.length_history import LengthHistory
-from actors.policies.length_learned import LearnedLengths
-from actors.policies.length_predictor import LengthPredictor, PromptsView, prompt_keys
-from actors.policies.length_siblings import LengthOfSiblings
+from actors.policies.lengths.length_predictor import (
+    LearnedLengths,
+    LengthHistory,
+    LengthOfSiblings,
+    LengthPredictor,
+    PromptsView,
+    prompt_keys,
+)
 
 GROUP = 4
 
@@ -76,7 +80,7 @@ def test_memory_is_bounded(make: Callable[[], LengthPredictor]) -> None:
     assert known.tolist() == sorted(known.tolist()), "the newest are kept"
 
 
-def test_history_follows_a_prompt_through_the_terms_and_ignores_groups_that_were_dropped() -> None:
+def test_history_follows_a_prompt_through_the_epochs_and_ignores_groups_that_were_dropped() -> None:
     predictor = LengthHistory(10)
     for length in (100, 200):
         predictor.observe(view({1: length}))

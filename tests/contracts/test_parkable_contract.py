@@ -1,4 +1,5 @@
-"""What every backend that can be parked promises (``actors/trainer/parking.py``): simulated, torch on CPU and CUDA.
+"""What every backend that can be parked promises (``actors/trainer/parking.py``): simulated, torch on CPU and CUDA, and
+fsdp; ``fsdp:2`` is a world of two ranks, in two processes.
 
 A schedule is drawn and followed by two backends, of which one is parked whenever the schedule says so, and the other
 never: their whole state is the same, bit for bit. The model is large enough that its buffers are many pages.
@@ -7,8 +8,11 @@ never: their whole state is the same, bit for bit. The model is large enough tha
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import mmap
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,33 +21,78 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.models.adapter import AdapterSpec
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec
+from actors.trainer.backends.fsdp.parkable_ranks import ParkableRanks
 from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.errors import ParkedStateDamaged, StateParked
-from actors.trainer.parking import SUMS, TRAINED, Parkable, StoredPart
-from tests.contracts.test_train_backend_contract import ADAPTER, judged, samples, whole
+from actors.trainer.parking import SUMS, TRAINED, Parkable, Place, StoredPart
+from configs.checks.checks import installed
+from tests.contracts.backend_worlds import ADAPTER
+from tests.contracts.test_train_backend_contract import judged, samples, whole
+from tests.rank_processes import RankProcesses
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 LOSS = LossSpec()
 CHUNK_BYTES = 10_000
-KINDS: dict[str, type[TorchBackend | SimulatedBackend]] = {"torch": TorchBackend, "simulated": SimulatedBackend}
+Backend = TorchBackend | SimulatedBackend | ParkableRanks
+needs_bitsandbytes = pytest.mark.skipif(not installed("bitsandbytes"), reason="bitsandbytes is not installed")
+KINDS: dict[str, Callable[[], Backend]] = {
+    "torch": TorchBackend,
+    "simulated": SimulatedBackend,
+    "fsdp": ParkableRanks,
+    "fsdp:2": lambda: ParkableRanks(second().followers()),
+}
 WORLDS = [
     ("simulated", {}),
     ("torch", {}),
     ("torch", {"dtype": "bfloat16"}),
     ("torch", {"replicas": 2, "threads": 2}),
+    ("torch", {"optimizer": "muon", "dtype": "bfloat16"}),
+    pytest.param(("torch", {"optimizer": "adamw8bit", "dtype": "bfloat16"}), marks=needs_bitsandbytes),
     ("torch", {"replicas": 2, "threads": 2, "dtype": "bfloat16"}),
     ("torch", {"adapter": ADAPTER, "replicas": 2, "threads": 2, "dtype": "bfloat16"}),
+    pytest.param(("fsdp", {}), marks=pytest.mark.long),
+    pytest.param(("fsdp:2", {}), marks=pytest.mark.long),
+    pytest.param(("fsdp:2", {"dtype": "bfloat16", "critic_warmup": 1}), marks=pytest.mark.long),
+    pytest.param(("fsdp:2", {"adapter": AdapterSpec(rank=1, alpha=2.0)}), marks=pytest.mark.long),
     ("simulated", {"critic_warmup": 1}),
     ("torch", {"critic_warmup": 1, "replicas": 2, "threads": 2, "dtype": "bfloat16"}),
     pytest.param(("torch", {"device": "cuda"}), marks=pytest.mark.gpu),
     pytest.param(("torch", {"device": "cuda", "dtype": "bfloat16"}), marks=pytest.mark.gpu),
+    pytest.param(
+        ("torch", {"device": "cuda", "dtype": "bfloat16", "optimizer": "adamw8bit"}),
+        marks=[pytest.mark.gpu, needs_bitsandbytes],
+    ),
     pytest.param(("torch", {"device": "cuda", "dtype": "bfloat16", "adapter": ADAPTER}), marks=pytest.mark.gpu),
     pytest.param(("torch", {"device": "cuda", "dtype": "bfloat16", "critic_warmup": 1}), marks=pytest.mark.gpu),
 ]
-Backend = TorchBackend | SimulatedBackend
+ROOM: list[Path] = []
+NUMBERS = itertools.count()
 World = tuple[str, dict[str, object]]
+
+
+@functools.cache
+def second() -> RankProcesses:
+    """The process of rank 1 of all worlds of two."""
+    return RankProcesses("fsdp", 2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _second_ends() -> Iterator[None]:
+    yield
+    if second.cache_info().currsize:
+        second().close()
+        second.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room() -> Iterator[Path]:
+    """A directory for the files of stored parts."""
+    with tempfile.TemporaryDirectory() as directory:
+        ROOM[:] = [Path(directory)]
+        yield ROOM[0]
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +115,27 @@ async def started(world: World, model_path: Path) -> AsyncIterator[Backend]:
 
 
 async def stored(backend: Parkable) -> dict[str, StoredPart]:
-    """A copy of the whole state, each part in memory of its own."""
+    """A copy of the whole state, each part in a file of its own."""
     parts = [part for part in backend.parts() if part.blocks]
-    places = {part.name: memoryview(mmap.mmap(-1, part.size_bytes)) for part in parts}
+    places = {part.name: place(part.size_bytes) for part in parts}
     digests = await backend.copy_out(places, CHUNK_BYTES)
     return {
         part.name: StoredPart(
-            blocks=part.blocks, memory=places[part.name], hashes=digests[part.name], chunk_bytes=CHUNK_BYTES
+            blocks=part.blocks,
+            memory=places[part.name].memory,
+            hashes=digests[part.name],
+            chunk_bytes=CHUNK_BYTES,
+            path=places[part.name].path,
         )
         for part in parts
     }
+
+
+def place(size: int) -> Place:
+    path = ROOM[0] / str(next(NUMBERS))
+    with path.open("x+b") as file:
+        file.truncate(size)
+        return Place(memoryview(mmap.mmap(file.fileno(), size)), path)
 
 
 async def bits(backend: Parkable) -> dict[str, dict[str, bytes]]:
@@ -162,7 +222,9 @@ async def test_another_life_goes_on_from_stored_state_and_the_half_step_is_dropp
         assert await bits(other) == await bits(backend)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if "fsdp" in kind else ()) for kind in sorted(KINDS)]
+)
 async def test_another_life_goes_on_from_state_that_was_stored_while_the_critic_warmed_up(
     kind: str, model_path: Path
 ) -> None:
@@ -215,16 +277,6 @@ async def test_a_parked_backend_refuses_to_compute_and_still_tells_of_itself(bac
     await act(backend, "accumulate", 3, tmp_path)
 
 
-async def test_weights_are_exported_from_the_stored_copy_as_from_the_backend(backend: Backend, tmp_path: Path) -> None:
-    await some_steps(backend)
-    one = await backend.export_segment(tmp_path / "one", job="j", policy_version=2, chunk_bytes=4096)
-    copy = await stored(backend)
-    await backend.release()
-    two = await backend.export_parked(copy[TRAINED], tmp_path / "two", job="j", policy_version=2, chunk_bytes=4096)
-    assert one == two
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
 async def test_state_that_was_altered_is_refused_and_the_right_one_is_taken_afterwards(backend: Backend) -> None:
     await some_steps(backend)
     await backend.accumulate(whole(judged(samples(seed=7)))[0], LOSS)
@@ -258,7 +310,7 @@ async def test_a_released_bundle_gives_its_memory_back_and_has_it_again_at_the_s
         assert isinstance(made, TorchBackend) and made._core is not None
         await some_steps(made)
         tensors = made._core.bundle.tensors()
-        states = [id(state) for state in made._core._policy.adam._adam.state.values()]
+        states = [id(state) for state in made._core.policy.optimizer._adam.state.values()]
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         copy = await stored(made)
         before = resident_kib()
@@ -269,8 +321,8 @@ async def test_a_released_bundle_gives_its_memory_back_and_has_it_again_at_the_s
         assert kept < 2 * mmap.PAGESIZE * len(tensors) + 100
         await made.restore(copy)
         assert {name: tensor.data_ptr() for name, tensor in made._core.bundle.tensors().items()} == addresses
-        assert [id(state) for state in made._core._policy.adam._adam.state.values()] == states
-        views = [p.data_ptr() for p in made._core._policy.replicas.model.parameters()]
+        assert [id(state) for state in made._core.policy.optimizer._adam.state.values()] == states
+        views = [p.data_ptr() for p in made._core.policy.replicas.model.parameters()]
         weights = tensors["weights"]
         assert all(weights.data_ptr() <= view < weights.data_ptr() + weights.nbytes for view in views)
 
@@ -282,7 +334,7 @@ async def test_sizes_are_those_of_the_tensors(backend: Backend) -> None:
     await some_steps(backend)
     tensors = backend._core.bundle.tensors()
     counts = 8 * (1 + len(backend._core.bundle.counts()))
-    taken = backend._core._policy.parameters.memory.taken_bytes
+    taken = backend._core.policy.parameters.memory.taken_bytes
     assert backend.resident_bytes() == sum(taken(tensor.nbytes) for tensor in tensors.values()) + counts
     assert len({tensor.data_ptr() for tensor in tensors.values()}) == len(tensors)
     of_trained = (tensor.nbytes for name, tensor in tensors.items() if "sums" not in name and "low" not in name)

@@ -13,15 +13,14 @@ import pytest
 
 from configs.limits import Limits
 from supervisors.head.head import Head
-from supervisors.machine.nodes import Nodes
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.providers.local import LocalProvider
 from supervisors.providers.provider import Provider
 from supervisors.providers.simulated import SimulatedProvider
 from supervisors.providers.slurm import SlurmProvider
 from supervisors.providers.slurm_script import MachineJob
-from supervisors.simulation.grid import SpotGrid
+from supervisors.simulation.cluster.world import SpotGrid, World
 from supervisors.simulation.runner import _dismantle
-from supervisors.simulation.world import World
 from supervisors.tree.errors import ProviderError
 from tests.kubernetes.api_server import MISSING
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
@@ -170,8 +169,13 @@ WORLDS = {
     "kubernetes-real": on_real_kubernetes,
 }
 MARKS = {
+    "slurm": [pytest.mark.cluster],
     "kubernetes": [pytest.mark.skipif(find_spec("lightkube") is None, reason="lightkube is not installed")],
-    "kubernetes-real": [pytest.mark.long, pytest.mark.skipif(MISSING, reason="there is no kube-apiserver, or no etcd")],
+    "kubernetes-real": [
+        pytest.mark.cluster,
+        pytest.mark.long,
+        pytest.mark.skipif(MISSING, reason="there is no kube-apiserver, or no etcd"),
+    ],
 }
 
 

@@ -1,7 +1,8 @@
 """What every rollout engine promises, over all kinds: torch (fused and generic), simulated, vllm.
 
 Kinds with ``-adapter`` serve versions that are adapters of the checkpoint; ``ranks`` are several processes that
-compute each step together; kinds that end in ``-cuda`` need a device.
+compute each step together; kinds that end in ``-cuda`` need a device. ``server`` speaks HTTP: to a small server of the
+tests, ``server-reload`` to one without our extension, and ``server-vllm`` to a real ``vllm serve``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,14 +19,16 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from actors.host.adapter import AdapterSpec, tensor_names
+from actors.models.adapter import AdapterSpec, tensor_names
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine, StepOutput
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable, WeightsMismatch
+from tests.free_ports import free_ports
 from tests.rank_processes import RankProcesses
 from tests.tiny_checkpoint import make_tiny_checkpoint
+from tests.vllm_server import SmallServer, VllmServe
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -48,15 +52,20 @@ KINDS = {
     "torch-generic-adapter-cuda": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
     "vllm-cuda": ("vllm", {"step_ms": 0}),
     "vllm-adapter-cuda": ("vllm", {"step_ms": 0}),
+    "server": ("server", {}),
+    "server-reload": ("server", {}),
+    "server-vllm": ("server", {}),
+    "server-vllm-cuda": ("server", {}),
 }
 ADAPTER = AdapterSpec(rank=4, alpha=8.0)
 Weights = Callable[..., tuple[dict[str, np.ndarray], dict[str, str]]]
-WORLDS = [
-    pytest.param(
-        kind, marks=[mark for part, mark in (("-cuda", pytest.mark.gpu), ("-ranks", pytest.mark.long)) if part in kind]
-    )
-    for kind in KINDS
-]
+MARKS = (
+    ("-cuda", pytest.mark.gpu),
+    ("-ranks", pytest.mark.long),
+    ("server-vllm", pytest.mark.long),
+    ("server-vllm", pytest.mark.timeout(400)),
+)
+WORLDS = [pytest.param(kind, marks=[mark for part, mark in MARKS if part in kind]) for kind in KINDS]
 
 
 @dataclass
@@ -87,12 +96,42 @@ def weights(world: str, checkpoint: Path) -> Weights:
     return partial(adapter_weights_of if "-adapter" in world else weights_of, checkpoint)
 
 
+@asynccontextmanager
+async def serving(world: str, checkpoint: Path, directory: Path) -> AsyncIterator[str]:
+    """The address of a server of that kind."""
+    if "vllm" in world:
+        serve = VllmServe(directory, checkpoint, free_ports(1), context_tokens=CONTEXT_TOKENS)
+        serve.start()
+        try:
+            await serve.ready()
+            yield serve.url
+        finally:
+            serve.kill()
+    else:
+        server = SmallServer(checkpoint, extension=world == "server")
+        await server.start()
+        yield server.url
+        await server.stop()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def started(world: str, checkpoint: Path) -> AsyncIterator[RolloutEngine]:
+async def started(
+    world: str, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RolloutEngine]:
     """One engine of each kind: vLLM takes seconds to start."""
     kind, options = KINDS[world]
-    if kind == "vllm" and importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
+    if "vllm" in world and importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
         pytest.skip("vllm is not installed (make vllm); set HEADRACE_REQUIRE_VLLM=1 to fail instead")
+    if kind == "server":
+        async with serving(world, checkpoint, tmp_path_factory.mktemp("server")) as url:
+            made = create_engine(kind)
+            own = {"url": url, "answer_s": 30.0, "start_s": 5.0, "load_s": 60.0, "step_ms": 0}
+            await made.start(
+                EngineSpec(model_path=checkpoint, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=own)
+            )
+            yield made
+            await made.close()
+        return
     ranks = RankProcesses(kind, 2) if "-ranks" in world else None
     made = create_engine(kind, ranks and ranks.followers())
     device, adapter = "cuda" if world.endswith("-cuda") else "cpu", ADAPTER if "-adapter" in world else None
@@ -155,6 +194,11 @@ def record(output: StepOutput, into: dict[int, Sample]) -> None:
         start += count
 
 
+def as_continued(engine: RolloutEngine) -> float:
+    """The temperature at which a sample that is continued says what it would have said: a server's noise moves."""
+    return 0.0 if engine.kind == "server" else 1.0
+
+
 async def finish(engine: RolloutEngine, into: dict[int, Sample] | None = None) -> dict[int, Sample]:
     samples: dict[int, Sample] = {} if into is None else into
     for _ in range(500):
@@ -165,9 +209,20 @@ async def finish(engine: RolloutEngine, into: dict[int, Sample] | None = None) -
     raise AssertionError("the engine does not come to an end")
 
 
+def ended_in(samples: dict[int, Sample]) -> set[int]:
+    """Those that have ended already: a real server makes any number of tokens before it is asked again."""
+    ended = {number for number, sample in samples.items() if sample.finished}
+    assert len(ended) <= 6, "no more than run at once"
+    return ended
+
+
 async def run(engine: RolloutEngine, *requests: GenerationRequest) -> dict[int, Sample]:
     engine.add(requests)
     return await finish(engine)
+
+
+async def test_it_decodes_as_many_sequences_together_as_the_job_says(engine: RolloutEngine) -> None:
+    assert engine.slots == 6
 
 
 async def test_every_request_ends_once_within_its_budget_also_with_more_requests_than_slots(
@@ -188,7 +243,8 @@ async def test_a_stop_token_ends_a_sample_and_is_its_last_token(engine: RolloutE
 
 
 async def test_the_models_own_end_token_stops_only_where_it_is_among_the_stop_tokens(engine: RolloutEngine) -> None:
-    samples = await run(engine, *(ask(n, sibling=n, max_tokens=80, temperature=3.0) for n in range(6)))
+    warmest = 2.0 if engine.kind == "server" else 3.0
+    samples = await run(engine, *(ask(n, sibling=n, max_tokens=80, temperature=warmest) for n in range(6)))
     assert all(len(sample.tokens) == 80 and sample.finished == FinishReason.LENGTH for sample in samples.values())
 
 
@@ -200,10 +256,10 @@ async def test_equal_requests_give_equal_samples_and_siblings_differ(engine: Rol
 
 
 async def test_a_moved_sample_goes_on_with_the_tokens_that_it_would_have_produced(engine: RolloutEngine) -> None:
-    whole = (await run(engine, ask(0, prompt=3, sibling=2, max_tokens=20)))[0]
-    moved = (
-        await run(engine, ask(1, prompt=3, sibling=2, max_tokens=20, generated=whole.tokens[:9]), ask(2, prompt=1))
-    )[1]
+    warm = as_continued(engine)
+    whole = (await run(engine, ask(0, prompt=3, sibling=2, max_tokens=20, temperature=warm)))[0]
+    moved = ask(1, prompt=3, sibling=2, max_tokens=20, generated=whole.tokens[:9], temperature=warm)
+    moved = (await run(engine, moved, ask(2, prompt=1)))[1]
     assert moved.first_offset == 9
     assert moved.tokens == whole.tokens[9:]
     np.testing.assert_allclose(moved.logprobs, whole.logprobs[9:], atol=1e-4)
@@ -235,15 +291,17 @@ async def test_a_turn_goes_on_with_the_tokens_that_it_would_have_had_and_so_does
     engine: RolloutEngine,
 ) -> None:
     """Whatever is called the prompt of it: noise belongs to positions."""
+    warm = as_continued(engine)
     whole = (await run(engine, ask(0, ids=ASKED, generated=SAID, first=9, limit=27)))[0]
+    cold = (await run(engine, ask(0, ids=ASKED, generated=SAID, first=9, limit=27, temperature=warm)))[0]
     assert len(whole.tokens) == 14
     moved, all_prompt, elsewhere = (
-        ask(1, ids=ASKED, generated=[*SAID, *whole.tokens[:6]], first=9, limit=27),
+        ask(1, ids=ASKED, generated=[*SAID, *cold.tokens[:6]], first=9, limit=27, temperature=warm),
         ask(2, ids=[*ASKED, *SAID], first=13, limit=27),
         ask(3, ids=ASKED, generated=SAID, first=50, limit=68),
     )
     samples = await run(engine, moved, all_prompt, elsewhere)
-    assert samples[1].tokens == whole.tokens[6:] and samples[1].first_offset == 19
+    assert samples[1].tokens == cold.tokens[6:] and samples[1].first_offset == 19
     assert samples[3].tokens != whole.tokens, "the same context at another position has other noise"
     assert samples[2].tokens == whole.tokens
     np.testing.assert_allclose(samples[2].logprobs, whole.logprobs, atol=1e-4)
@@ -260,10 +318,11 @@ async def test_an_aborted_turn_ends_where_it_was(engine: RolloutEngine) -> None:
     engine.add([ask(n, sibling=n, ids=ASKED, generated=SAID, first=20, limit=44) for n in range(8)])
     samples: dict[int, Sample] = {}
     record(await engine.step(), samples)
+    ended = ended_in(samples)
     engine.abort([0, 7])  # running, waiting
     await finish(engine, samples)
     assert samples[7].first_offset == 24 and samples[0].first_offset == 24
-    assert {n for n, s in samples.items() if s.finished == FinishReason.ABORTED} == {0, 7}
+    assert {n for n, s in samples.items() if s.finished == FinishReason.ABORTED} == {0, 7} - ended
 
 
 async def test_what_the_ledger_already_holds_can_end_a_sample(engine: RolloutEngine) -> None:
@@ -289,38 +348,42 @@ async def test_an_aborted_request_ends_once_and_unknown_ones_are_ignored(engine:
     engine.add([ask(n, sibling=n, max_tokens=30) for n in range(9)])
     samples: dict[int, Sample] = {}
     record(await engine.step(), samples)
+    ended = ended_in(samples)
     engine.abort([0, 4, 8, 77])  # running, running, waiting, unknown
     await finish(engine, samples)
-    assert {n for n, s in samples.items() if s.finished == FinishReason.ABORTED} == {0, 4, 8}
+    assert {n for n, s in samples.items() if s.finished == FinishReason.ABORTED} == {0, 4, 8} - ended
     assert all(len(samples[n].tokens) == 30 for n in (1, 2, 3, 5, 6, 7))
     engine.abort([0, 1])
     assert not engine.has_work
 
 
 async def test_an_aborted_sample_can_be_resumed_where_it_was_cut(engine: RolloutEngine) -> None:
-    whole = (await run(engine, ask(0, max_tokens=20)))[0]
-    engine.add([ask(1, max_tokens=20)])
+    asked = partial(ask, max_tokens=20, temperature=as_continued(engine))
+    whole = (await run(engine, asked(0)))[0]
+    engine.add([asked(1)])
     cut: dict[int, Sample] = {}
     record(await engine.step(), cut)
     engine.abort([1])
     await finish(engine, cut)
-    rest = (await run(engine, ask(2, max_tokens=20, generated=cut[1].tokens)))[2]
+    rest = (await run(engine, asked(2, generated=cut[1].tokens)))[2]
     assert cut[1].tokens + rest.tokens == whole.tokens
 
 
 async def test_statistics_count_what_runs_what_waits_and_every_token(engine: RolloutEngine) -> None:
     before = engine.stats().tokens_total
-    engine.add([ask(n, sibling=n, max_tokens=9) for n in range(10)])
+    engine.add([ask(n, sibling=n, max_tokens=60) for n in range(10)])
     await engine.step()
     stats = engine.stats()
     assert (stats.running, stats.queued) == (6, 4)
     assert 0 < stats.kv_used_fraction <= 1
     await finish(engine)
     stats = engine.stats()
-    assert (stats.running, stats.queued, stats.tokens_total - before) == (0, 0, 90)
+    assert (stats.running, stats.queued, stats.tokens_total - before) == (0, 0, 600)
 
 
 SYSTEM = [3 + (7 * i) % 90 for i in range(66)]
+WITHOUT_PREFIX_FIGURES = ("simulated", "server")
+"""Kinds that count every token of what begins as computed."""
 
 
 async def prefilled_by(engine: RolloutEngine, *requests: GenerationRequest) -> tuple[dict[int, Sample], int, int]:
@@ -337,7 +400,7 @@ async def test_prefilled_tokens_and_those_that_were_at_hand_are_together_those_o
     siblings = [ask(n, sibling=n, ids=SYSTEM, generated=[9] * (n > 5), max_tokens=4) for n in range(8)]
     _, computed, spared = await prefilled_by(engine, *siblings)
     assert computed + spared == 8 * 66 + 2
-    if engine.kind == "simulated":
+    if engine.kind in WITHOUT_PREFIX_FIGURES:
         assert spared == 0
     else:
         assert computed <= 66 + 7 * 34, "once, and of further ones no more than what is no whole block"
@@ -360,7 +423,7 @@ async def test_what_begins_with_what_others_began_with_says_what_it_says_alone_a
     assert {n: sample.tokens for n, sample in together.items()} == {n: sample.tokens for n, sample in alone.items()}
     for n, sample in together.items():
         np.testing.assert_allclose(sample.logprobs, alone[n].logprobs, atol=1e-4)
-    assert spared >= (0 if engine.kind == "simulated" else 5 * 60), f"{computed} were computed"
+    assert spared >= (0 if engine.kind in WITHOUT_PREFIX_FIGURES else 5 * 60), f"{computed} were computed"
 
 
 def weights_of(checkpoint: Path, *, shift: float = 0.0) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -424,8 +487,9 @@ async def test_a_load_that_does_not_fit_changes_nothing(engine: RolloutEngine, w
 async def test_sequences_survive_sleep_and_level_2_demands_a_load(
     engine: RolloutEngine, weights: Weights, level: int
 ) -> None:
-    whole = (await run(engine, ask(0, max_tokens=12)))[0]
-    engine.add([ask(1, max_tokens=12)])
+    warm = as_continued(engine)
+    whole = (await run(engine, ask(0, max_tokens=12, temperature=warm)))[0]
+    engine.add([ask(1, max_tokens=12, temperature=warm)])
     samples: dict[int, Sample] = {}
     record(await engine.step(), samples)
     await engine.sleep(level)
@@ -511,7 +575,8 @@ async def test_after_recompute_running_samples_go_on_as_if_the_new_version_had_r
         pytest.skip("the simulated engine has no model")
     engine.add([ask(n, prompt=n, max_tokens=14) for n in range(3)])
     samples: dict[int, Sample] = {}
-    record(await engine.step(), samples)
+    while len(samples) < 3:  # a server's step is what has arrived
+        record(await engine.step(), samples)
     done = [list(samples[n].tokens) for n in range(3)]
     await engine.load_weights(*weights(shift=0.3), 1, in_flight="recompute")
     await finish(engine, samples)

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from actors.host.adapter import AdapterSpec
+from actors.models.adapter import AdapterSpec
 from actors.protocol.weights import Manifest
 from actors.rollout.engine import EngineSpec
 from actors.rollout.engines.torch.torch_engine import TorchEngine
 from actors.trainer.backend import BackendSpec, LossSpec
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import cut
+from actors.trainer.learning.samples import cut
 from actors.weights.manifest import check_manifest, chunk_bounds, chunk_is_intact, tensor_views
 from actors.weights.memory import map_file
 from tests.actors.trainer.random_samples import random_samples
@@ -73,7 +73,7 @@ async def test_an_engine_serves_the_published_weights_and_agrees_with_the_traine
     backend = await trained(model_path, device=trainer, dtype=dtype, adapter=adapter)
     manifest, tensors = await published(backend, tmp_path / "segment", 3)
     assert backend._core is not None
-    held = backend._core._policy.parameters.by_name()
+    held = backend._core.policy.parameters.by_name()
     assert {name: array.tobytes() for name, array in tensors.items()} == {
         name: tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for name, tensor in held.items()
     }

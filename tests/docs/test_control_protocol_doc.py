@@ -15,7 +15,7 @@ from typing import get_type_hints
 
 import pytest
 
-from actors.control import protocol
+from actors.control import protocol, verbs
 from actors.control.errors import ERROR_TYPES
 from actors.control.keys import allow_client, allow_read_only, load_control_keys, make_client
 from actors.control.server import ControlServer
@@ -38,14 +38,14 @@ def test_the_page_holds_the_example_files_word_for_word(name: str) -> None:
 def test_the_page_names_the_version_every_verb_and_every_argument() -> None:
     assert f"version {protocol.VERSION}" in PAGE.splitlines()[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", _section("Verbs"), re.MULTILINE))
-    assert list(rows) == list(protocol.VERBS)
-    for op, kind in protocol.VERBS.items():
+    assert list(rows) == list(verbs.VERBS)
+    for op, kind in verbs.VERBS.items():
         assert set(re.findall(r"`(\w+)\??`", rows[op])) == set(kind.__struct_fields__), op
 
 
 def test_the_page_says_which_verbs_change_something() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes|no) \|$", _section("Verbs"), re.MULTILINE))
-    assert {op: said == "yes" for op, said in rows.items()} == {op: kind.writes for op, kind in protocol.VERBS.items()}
+    assert {op: said == "yes" for op, said in rows.items()} == {op: kind.writes for op, kind in verbs.VERBS.items()}
 
 
 def test_the_page_names_every_error_type_and_every_request_key() -> None:

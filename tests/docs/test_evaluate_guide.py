@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "evaluate.md"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_guide_runs_as_written_and_a_checkpoint_by_itself_says_what_its_run_said(tmp_path: Path) -> None:
     text = GUIDE.read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ def fence(language: str) -> str:
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0].replace("150", "002")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_commands_of_the_guide_give_an_adapter_that_peft_loads_and_a_whole_model(tmp_path: Path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")

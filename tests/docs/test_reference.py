@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from actors.fleet.length_ranking import FRACTIONS
-from actors.fleet.planned import COLUMNS as PLAN_COLUMNS
+from actors.fleet.modes.planned import COLUMNS as PLAN_COLUMNS
+from actors.fleet.modes.seeding import COLUMNS as SEEDING_COLUMNS
 from actors.fleet.recovery import Recoveries
-from actors.fleet.seeding import COLUMNS as SEEDING_COLUMNS
 from actors.fleet.workers import WorkerTable
 from actors.jobs.summary import cost_of
 from actors.ledger import events as ev
@@ -25,7 +25,7 @@ from actors.scheduler.episode_meter import EpisodeMeter
 from actors.scheduler.meter import StepMeter
 from actors.trainer.accounts import StepAccounts
 from actors.trainer.backend import StepResult
-from actors.trainer.step_estimates import shaped_columns
+from actors.trainer.learning.step_estimates import shaped_columns
 from configs.limits import DEFAULT_LIMITS
 from configs.loader import schema_keys
 from supervisors.nemesis.fault_schedule import STARTED
@@ -68,8 +68,11 @@ def test_the_page_of_metrics_names_every_column() -> None:
     result = StepResult(grad_norm=1.0, learning_rate=1e-3, skipped=False)
     from_trainer = StepAccounts().metrics([], result, step=0, seconds=1.0) | {
         "grants_ignored": 0.0,
+        "micro_batch_tokens": 0.0,
+        "recompute": 0.0,
         "tokens_scored_early": 0.0,
         **CallTimes().metrics(),
+        "expert_imbalance": 1.0,
         **StepAccounts().critic_metrics(StepResult(grad_norm=0.0, learning_rate=0.0, skipped=False)),
         **shaped_columns(np.zeros((1, 1)), None, 1),
         "explained_variance": 0.0,
@@ -92,8 +95,10 @@ def test_the_page_of_events_names_every_event_that_code_records() -> None:
     """Names are written out where they are recorded; those of supervision follow from the kinds."""
     sources = [*(ROOT / "actors").rglob("*.py"), *(ROOT / "supervisors").rglob("*.py")]
     code = "\n".join(path.read_text(encoding="utf-8") for path in sources if "simulation" not in path.parts)
-    told = re.findall(r"(?:event|record|_event|_record|_write_event|_tell_metrics)\(\s*\"([a-z_]+)\"", code)
+    told = re.findall(r"(?:event|record|_event|_record|_write_event|_tell_metrics|_strand)\(\s*\"([a-z_]+)\"", code)
     told += re.findall(r"Event\(job=[^\n]*, name=\"([a-z_]+)\"", code)
+    told += re.findall(r"Resize\([^\n]*, \"([a-z_]+)\", ", code)
+    told += re.findall(r"Event\(job=[^)]*?name=\"([a-z_]+)\"", code)
     supervisor = (ROOT / "supervisors" / "tree" / "supervisor.py").read_text(encoding="utf-8")
     tells = re.findall(r"self\._tell\(([^,]*), child", supervisor)
     told += [f"child_{kind}" for tell in tells for kind in re.findall(r"\"([a-z_]+)\"", tell)]

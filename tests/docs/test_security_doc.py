@@ -16,7 +16,7 @@ KINDS = {
     "trainer, weights, rewards, ranker, gateway, environments": SenderKind.SERVICE,
     "a training service": SenderKind.TRAIN_SERVICE,
     "a rollout worker": SenderKind.WORKER,
-    "a rank of a trainer or of a rollout worker": SenderKind.RANK,
+    "a rank of a trainer, a training service or a rollout worker": SenderKind.RANK,
 }
 
 

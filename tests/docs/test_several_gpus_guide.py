@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from configs.checks.rank_checks import check_rank_places, check_sharding
 from configs.errors import ConfigError
 from configs.loader import job_from_mapping
-from supervisors.cli.tables import COLUMNS
+from supervisors.cli.looking.tables import COLUMNS
 from supervisors.jobs.device_needs import device_problems
 from supervisors.machine.devices import find_devices
 from supervisors.tree.errors import NoSuchDevices
@@ -41,6 +42,10 @@ def test_what_a_job_wants_is_refused_in_the_words_of_the_guide() -> None:
     assert [wrong for _, wrong, _ in device_problems(job, 2)] == [REFUSED["rollout.tensor_parallel: 4"]]
     sharded = smallest_job(trainer={"backend": "fsdp", "ranks": 4})
     assert [wrong for _, wrong, _ in device_problems(sharded, 2)] == [REFUSED["trainer.ranks: 4"]]
+    alone = smallest_job(trainer={"backend": "fsdp", "ranks": 2, "nodes": 2})
+    assert [wrong for _, wrong, _ in check_rank_places(alone)] == [REFUSED["trainer.nodes: 2"]]
+    uneven = smallest_job(trainer={"backend": "fsdp", "ranks": 4, "nodes": 3})
+    assert [wrong for _, wrong, _ in check_sharding(uneven)] == [REFUSED["trainer.nodes: 3"]]
     numbered = smallest_job().model_dump(mode="json", exclude_unset=True) | {"trainer": {"device": "cuda:1"}}
     with pytest.raises(ConfigError, match=re.escape(REFUSED["trainer.device: cuda:1"])):
         job_from_mapping(numbered, "job.yaml")

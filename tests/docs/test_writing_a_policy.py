@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.policies.view import AssignView, GroupView, WorkerView
-from benchmarks._fleet_model import Fleet
+from actors.policies.assigning.view import AssignView, GroupView, WorkerView
+from benchmarks.decisions._fleet_model import Fleet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "writing_a_policy.md").read_text(encoding="utf-8")
 POLICY, TRIAL = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

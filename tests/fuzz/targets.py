@@ -27,7 +27,7 @@ import yaml
 
 import actors
 import supervisors
-from actors.control import protocol
+from actors.control import protocol, verbs
 from actors.control.errors import ControlError
 from actors.core import message as messages
 from actors.environments.errors import SourceUnreadable
@@ -36,13 +36,14 @@ from actors.environments.prompts.text_rows import TextRows
 from actors.fleet.inflow import joined
 from actors.gateway.errors import HttpProblem
 from actors.gateway.requests import ChatRequest, GenerateRequest, parsed
+from actors.gateway.tool_calls import split_calls
 from actors.ledger import events as ev
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger import Ledger
 from actors.protocol.episodes import EpisodeName
 from actors.protocol.session_keys import BadKey, SessionKeys
 from actors.protocol.tokens import ROW, TOKEN, TokenReport
-from actors.protocol.training import Score, Scored, Step
+from actors.protocol.training import ScoreCall, StepCall, TokensScored
 from actors.protocol.weights import Manifest
 from actors.protocol.work import EngineStats, SamplingParams
 from actors.train_service.parked_manifest import ManifestPart, ParkedManifest, decode, decode_unhashed, encode
@@ -260,9 +261,9 @@ def _weights() -> list[Target]:
             "fsdp_order",
             decode_order,
             (MalformedInput,),
-            [_encode_order(Step(1.0)), _encode_order(Score(nothing(), 1.0, reference=False))],
+            [_encode_order(StepCall(1.0)), _encode_order(ScoreCall(nothing(), 1.0, reference=False))],
         ),
-        Target("fsdp_answer", decode_answer, (MalformedInput,), [_encode_order(Scored(nothing().advantages))]),
+        Target("fsdp_answer", decode_answer, (MalformedInput,), [_encode_order(TokensScored(nothing().advantages))]),
         Target("delta", _apply, (MalformedDelta,), [delta]),
     ]
 
@@ -277,7 +278,7 @@ def _request(data: bytes) -> object:
 
 
 def _requests() -> list[bytes]:
-    found = [msgspec.msgpack.encode({"v": protocol.VERSION, "id": 1, "op": op, "args": {}}) for op in protocol.VERBS]
+    found = [msgspec.msgpack.encode({"v": protocol.VERSION, "id": 1, "op": op, "args": {}}) for op in verbs.VERBS]
     return [
         *found,
         msgspec.msgpack.encode({"v": 1, "id": "a", "op": "scale", "args": {"workers": 2}, "timeout_s": 1.0}),
@@ -333,6 +334,19 @@ def _generate(data: bytes) -> object:
     return parsed(data, GenerateRequest).question(is_retry=False)
 
 
+_CALLS: Final = [
+    b'Hm. <tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call><tool_call>[{"name": "f"}]',
+    b"<tool_call><function=f><parameter=a>\nnull\n</parameter><parameter=b>1</parameter></function></tool_call>",
+]
+
+
+def _tool_calls(data: bytes) -> object:
+    properties = {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+    tool = {"function": {"name": "f", "parameters": {"properties": properties}}}
+    content, calls = split_calls(data.decode("utf-8", "replace"), [tool])
+    return content.encode(), [(call.name.encode(), call.arguments.encode()) for call in calls]
+
+
 def _session_key(data: bytes) -> object:
     return _KEYS.read(data.decode("latin-1"))
 
@@ -357,6 +371,7 @@ def _files() -> list[Target]:
         Target("control_request", _request, (ControlError,), _requests()),
         Target("chat_request", _chat, (HttpProblem,), [_CHAT]),
         Target("generate_request", _generate, (HttpProblem,), [_GENERATE]),
+        Target("tool_calls", _tool_calls, (), _CALLS),
         Target("session_key", _session_key, (BadKey,), [_KEYS.sign(EpisodeName(3, 7, 1, 1)).encode()]),
     ]
 

@@ -27,7 +27,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of SMALL_JOB, as ``headrace run`` would make it."""
     from configs.schema import JobConfig
-    from supervisors.jobs.tiny_model import make_tiny_model
+    from supervisors.preparation.tiny_model import make_tiny_model
 
     directory = tmp_path_factory.mktemp("model") / "small"
     make_tiny_model(JobConfig.model_validate(SMALL_JOB), directory)

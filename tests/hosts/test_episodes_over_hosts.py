@@ -20,7 +20,9 @@ from benchmarks._processes import ROOT
 from benchmarks.namespaces.cluster import ClusterOfHosts
 from benchmarks.namespaces.network import Network
 from configs.schema import JobConfig
-from supervisors.jobs.tiny_model import make_tiny_model
+from supervisors.preparation.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.cluster
 
 StartCluster = Callable[..., ClusterOfHosts]
 FAR: Final = ("--site", "far")

@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.namespaces.network import Cable, Host, Network
 
+pytestmark = pytest.mark.cluster
+
 _SERVE = """
 import socket
 listener = socket.create_server(("0.0.0.0", 9000))

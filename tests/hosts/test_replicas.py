@@ -1,5 +1,6 @@
-"""A trainer whose replicas are on two hosts: one dies, its host is lost and another takes it, and nothing is learned
-otherwise. Hosts have a shared memory each and reach each other by their own addresses alone.
+"""A trainer on two hosts, with a replica or a part of one copy on each: a rank dies, its host is lost, another takes
+it, and nothing is learned otherwise. Hosts have a shared memory each and reach each other by their own addresses
+alone.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ from benchmarks.namespaces.network import Network
 from supervisors.testing.run_under_test import HeadraceRun
 from tests.chaos.rank_runs import assert_alike, job_of
 
+pytestmark = pytest.mark.cluster
+
 StartCluster = Callable[..., ClusterOfHosts]
-APART = {"cluster": {"place_rollout": "local", "place_replicas": "remote"}}
+APART = {"cluster": {"place_rollout": "local", "place_replicas": "remote", "replicas_unencrypted": True}}
+
+
+SPANNING = {"cluster": {"place_rollout": "local", "replicas_unencrypted": True}}
+"""For a trainer with ``nodes``: one copy of the weights over two hosts."""
 
 
 def here(model: Path, *, ranks: int = 2, steps: int = 8) -> dict[str, Any]:
-    """Two copies of the weights, on one machine unless APART is put on top."""
-    return job_of(model, ranks=ranks, replicas=2) | {"steps": steps}
+    """Two copies of the weights, on one machine unless APART is put on top, and simulated engines."""
+    return job_of(model, simulated=True, ranks=ranks, replicas=2) | {"steps": steps}
 
 
 def places(run: HeadraceRun) -> list[str]:
@@ -31,7 +38,6 @@ def places(run: HeadraceRun) -> list[str]:
     return [row["nodes"] for row in run.events("replicas_placed")]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hosts_train_along_and_when_the_link_between_them_is_cut_another_host_takes_the_replica(
     start_cluster: StartCluster, network: Network, small_model: Path
@@ -48,7 +54,6 @@ def test_two_hosts_train_along_and_when_the_link_between_them_is_cut_another_hos
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_after_a_kill_a_cut_and_the_end_of_a_machine_the_weights_are_those_of_an_undisturbed_run_on_one_machine(
@@ -77,6 +82,38 @@ def test_after_a_kill_a_cut_and_the_end_of_a_machine_the_weights_are_those_of_an
     assert places(run) == ["one", "one", "two", "one"]
     counted = run.events("child_restarting")
     assert len(counted) == 3, counted
+
+
+@pytest.mark.timeout(400)
+def test_one_copy_over_two_hosts_learns_and_publishes_what_one_host_does_though_the_second_host_is_lost(
+    start_cluster: StartCluster,
+    headrace_run: Callable[..., HeadraceRun],
+    network: Network,
+    small_model: Path,
+) -> None:
+    """The second host's rows reach workers from there, and checkpoints through the leader: hosts share no memory."""
+    job = job_of(small_model, simulated=True) | {"steps": 14}
+    alone = headrace_run(job, name="alone")
+    alone.finish()
+    spanning = job_of(small_model, simulated=True, nodes=2) | SPANNING | {"steps": 14}
+    cluster = start_cluster(spanning, nodes={"one": (), "two": ()})
+    run = cluster.run
+    run.wait_for_step(3)
+    assert places(run) == ["one"]
+    assert cluster.linked("head", "one")
+    network.cut(cluster.hosts["one"])
+    assert_alike(run, alone, 0)
+    assert places(run) == ["one", "two"]
+    assert len(run.events("child_restarting")) == 1
+    served = {node: sum(row["bytes"] for row in served_by(run, node)) for node in ("head", "one", "two")}
+    assert min(served.values()) > 0, served
+    both = {row["version"]: row["bytes"] for row in served_by(run, "two")}
+    both.pop(min(both))  # the version of the loss: of it workers may have had some rows already
+    assert both and both == {row["version"]: row["bytes"] for row in served_by(run, "head") if row["version"] in both}
+
+
+def served_by(run: HeadraceRun, node: str) -> list[dict[str, Any]]:
+    return [row for row in run.events("weights_served") if row["node"] == node]
 
 
 def pid_of(cluster: ClusterOfHosts, name: str) -> int:

@@ -10,11 +10,13 @@ from typing import Final
 
 import pytest
 
-from benchmarks import hosts
+from benchmarks.jobs import hosts
 from benchmarks.namespaces.cluster import ClusterOfHosts
 from benchmarks.namespaces.network import Network
 from configs.limits import DEFAULT_LIMITS
 from tests.chaos.small_job import simulated_job, simulated_rollout
+
+pytestmark = pytest.mark.cluster
 
 StartCluster = Callable[..., ClusterOfHosts]
 FAR: Final = ("--site", "far")

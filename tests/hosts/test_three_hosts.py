@@ -17,6 +17,8 @@ from benchmarks.namespaces.network import Cable, Network
 from tests.chaos.small_job import simulated_job, simulated_rollout
 
 StartCluster = Callable[..., ClusterOfHosts]
+pytestmark = pytest.mark.cluster
+
 FAR = ("--site", "far")
 
 
@@ -32,7 +34,6 @@ def nothing_lost(cluster: ClusterOfHosts) -> None:
     assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_over_three_hosts_goes_on_when_a_link_is_cut_and_its_node_comes_back(
     start_cluster: StartCluster, network: Network, small_model: Path
@@ -65,7 +66,6 @@ def test_a_run_over_three_hosts_goes_on_when_a_link_is_cut_and_its_node_comes_ba
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_nodes_that_cannot_reach_each_other_get_each_version_from_the_head_and_only_the_first_late(
     start_cluster: StartCluster, network: Network, small_model: Path

@@ -21,8 +21,8 @@ from actors.ledger.memory_journal import MemoryJournal
 from actors.protocol.groups import GroupGrant
 from actors.protocol.marks import contexts, turn_starts
 from actors.protocol.tokens import FinishReason
-from actors.trainer.batching import group_samples
-from actors.trainer.rules import LearningRule
+from actors.trainer.learning.rules import LearningRule
+from actors.trainer.learning.samples import group_samples
 from configs.learning_schema import AlgorithmConfig
 from supervisors.checkers.replay import Replay
 from tests.actors.ledger import episode_events as ee

@@ -53,7 +53,7 @@ def check(cache: PrefixCache, todo: list[tuple[list[int], int] | str], places: i
             for part, want in zip(known, computed(tokens, version, chain.tokens), strict=True):
                 assert torch.equal(part, want)
         cache.keep(tokens, computed(tokens, version, len(tokens)))
-        assert cache.nbytes <= places * BLOCK_BYTES
+        assert sum(part.nbytes for part in cache._pool) <= places * BLOCK_BYTES
         again = cache.match(np.append(tokens, np.int32(999))).tokens
         most = min(len(tokens), places * BLOCK_TOKENS)
         assert again == (most if most >= LEAST_TOKENS else 0), "the newest is there, if it fits"

@@ -1,4 +1,4 @@
-"""Any order of training, storing, parking, prefetching, expecting, leaving and being killed, in tiers of any size.
+"""Any order of training, storing, parking, prefetching, leaving and being killed, in tiers of any size.
 
 Beside each bundle goes a twin that is never parked. Whatever happens, a resident bundle has its twin's state bit for
 bit, a tier has no more than it may, its files are those that it has counted, and a next life finds each job's last
@@ -16,11 +16,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.train_service.errors import NoRoomToPark
 from actors.train_service.residency import ParkedState, remove_parked
-from actors.train_service.residency_errors import NoRoomToPark
 from actors.trainer.backend import LossSpec
 from actors.trainer.backends.simulated_backend import SimulatedBackend
-from actors.trainer.parking import TRAINED
+from actors.trainer.parking import TRAINED, Place
 from actors.weights.segments import files_in_memory
 from tests.actors.train_service.residency_world import COPY, PAGE, RESIDENT, World, batch, bits
 
@@ -34,7 +34,6 @@ ACTIONS = (
     "park",
     "resume",
     "prefetch",
-    "expect",
     "relieve",
     "leave",
     "kill",
@@ -86,8 +85,6 @@ class Twins:
             await residency.remove(job)
             del self.twins[job]
             self.stored.pop(job, None)
-        elif action == "expect":
-            residency.expect(job, float(number * 7 % 11))
         elif action == "relieve":
             await residency.relieve()
         elif action == "prefetch":
@@ -139,7 +136,7 @@ def taken(paths: Iterable[Path]) -> int:
 async def trained_bits(backend: SimulatedBackend) -> bytes:
     part = backend.parts()[0]
     place = memoryview(bytearray(part.size_bytes))
-    await backend.copy_out({TRAINED: place}, 1 << 20)
+    await backend.copy_out({TRAINED: Place(place, Path("in memory alone"))}, 1 << 20)
     return bytes(place)
 
 

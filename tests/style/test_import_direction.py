@@ -4,8 +4,11 @@
 
     actors        core ← host ← protocol ← ledger ← fleet ← scheduler        policies are pure, and below the ledger
                   every other role stands on core, host and protocol         those who pull may use the weights' client
+                  those who load models stand on models, too
                   reward_training and gateway read data and text as environments does; gateway, end tokens as jobs does
-    supervisors   tree ← faults ← machine ← jobs ← nemesis ← head ← simulation, api ← cli
+                  sampling drives an engine of rollout, and reads text and end tokens as gateway does
+    supervisors   tree ← faults ← machine ← preparation, providers ← pool ← jobs ← nemesis, sharing ← head
+                  head ← simulation, api ← cli
 
 ``ACTORS`` and ``SUPERVISORS`` say it room by room. There is no import circle between files. Imports for type checkers
 alone count like all others. One file touches zmq. Heavy imports stay where they are needed, and what would make two
@@ -15,7 +18,6 @@ equal runs differ is not called.
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import subprocess
 import sys
@@ -25,8 +27,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ["configs", "transport", "actors", "supervisors", "main", "benchmarks"]
+from tests.style.product_files import FILES, LAYERS, MODULES, PRODUCT, ROOT, imports, imports_of, text_of, tree_of
 
 KERNEL = frozenset({"core", "host", "roles"})
 """What every actor stands on; ``actors/roles.py`` names roles by strings."""
@@ -37,57 +38,54 @@ ACTORS = {
     "host": {"core"},
     "protocol": KERNEL,
     "policies": frozenset[str](),
+    "models": {"core", "host"},
     "ledger": ROLE | {"policies"},
     "fleet": ROLE | {"policies", "ledger"},
     "scheduler": ROLE | {"policies", "ledger", "fleet"},
     "jobs": ROLE,
-    "rollout": ROLE | {"ranks"},
-    "trainer": ROLE | {"ranks"},
-    "train_service": ROLE | {"trainer", "policies"},
-    "environments": ROLE,
+    "rollout": ROLE | {"ranks", "models"},
+    "trainer": ROLE | {"ranks", "models"},
+    "train_service": ROLE | {"trainer", "ranks", "policies", "models"},
+    "environments": ROLE | {"models"},
     "gateway": ROLE | {"environments", "jobs"},
-    "reward_training": ROLE | {"environments"},
+    "tinker": ROLE,
+    "reward_training": ROLE | {"environments", "models"},
+    "sampling": ROLE | {"rollout", "models", "environments", "jobs"},
     "weights": ROLE,
-    "ranker": ROLE,
+    "ranker": ROLE | {"models"},
     "ranks": ROLE,
     "metrics": ROLE,
     "control": ROLE,
 }
 """Room of ``actors`` → the others that it may import."""
 
+_RUNNING = frozenset({"tree", "faults", "machine", "preparation", "providers", "pool", "jobs"})
+"""What it takes to run a job."""
 SUPERVISORS = {
     "tree": frozenset[str](),
     "faults": {"tree"},
     "checkers": {"tree"},
     "machine": {"tree", "faults"},
+    "preparation": {"tree", "faults", "machine"},
     "providers": {"tree", "faults", "machine"},
-    "jobs": {"tree", "faults", "machine", "providers"},
-    "nemesis": {"tree", "faults", "machine", "providers", "jobs"},
-    "head": {"tree", "faults", "machine", "providers", "jobs", "nemesis"},
-    "simulation": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head", "checkers"},
+    "pool": {"tree", "machine", "providers"},
+    "jobs": _RUNNING - {"jobs"},
+    "nemesis": _RUNNING,
+    "sharing": _RUNNING,
+    "head": _RUNNING | {"sharing", "nemesis"},
+    "serving": frozenset[str](),
+    "simulation": _RUNNING | {"sharing", "nemesis", "head", "checkers"},
     "testing": {"tree", "checkers"},
-    "trees": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head"},
-    "api": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head", "checkers", "trees"},
-    "cli": {
-        "tree",
-        "faults",
-        "machine",
-        "providers",
-        "jobs",
-        "nemesis",
-        "head",
-        "checkers",
-        "simulation",
-        "trees",
-        "api",
-    },
+    "trees": _RUNNING | {"sharing", "nemesis", "head"},
+    "api": _RUNNING | {"sharing", "nemesis", "head", "checkers", "trees"},
+    "cli": _RUNNING | {"sharing", "nemesis", "head", "checkers", "trees", "api", "simulation", "serving"},
 }
 """Room of ``supervisors`` → the others that it may import; ``trees.py`` is the running system on one page."""
 
 # What a file may do although the rule says no, each with its reason.
 CLIENT_SIDE = {
     f"actors.weights.{name}"
-    for name in ("client", "delta", "errors", "holding", "manifest", "memory", "pace", "segments")
+    for name in ("client", "delta", "errors", "holding", "manifest", "memory", "pace", "segments", "shares")
 }
 """How a version is laid out, published and pulled: plain functions over messages that hold no actor. Those who publish
 and pull link against them; the server's own code is as closed as any other role's."""
@@ -103,48 +101,6 @@ BANNED_CALLS = {
     "time.time": "the loop's clock, ctx.now(); wall_clock() of the log for people",
     "uuid.uuid4": "ctx.rng, or the incarnation and a counter",
 }
-LINES_MAX = 400
-
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-FILES = sorted(
-    path for layer in LAYERS for path in [*(ROOT / layer).rglob("*.py"), ROOT / f"{layer}.py"] if path.exists()
-)
-MODULES = {name_of(path): path for path in FILES}
-PRODUCT = {name: path for name, path in MODULES.items() if name.split(".")[0] != "benchmarks"}
-
-
-@functools.cache
-def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(text_of(path), filename=str(path))
-
-
-@functools.cache
-def imports_of(path: Path) -> list[tuple[str, int]]:
-    return list(imports(tree_of(path)))
-
-
-def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every module that is imported, at any depth, with its line; what is for the type checker alone counts too."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"line {node.lineno}: relative imports hide the direction"
-            inside = (f"{node.module}.{alias.name}" for alias in node.names)  # may be modules too
-            named = {module if module in MODULES else node.module for module in inside}
-            yield from ((module, node.lineno) for module in sorted(named))
-        elif not isinstance(node, ast.expr):  # an import is a statement
-            yield from imports(node)
 
 
 def room(module: str, package: str) -> str | None:
@@ -245,11 +201,6 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
     except CycleError as error:
         return error.args[1]
     return []
-
-
-def test_no_file_is_too_long_to_read_at_once() -> None:
-    lines = {str(path.relative_to(ROOT)): text_of(path).count("\n") for path in PRODUCT.values()}
-    assert {file: count for file, count in lines.items() if count > LINES_MAX} == {}
 
 
 # ------------------------------------------------------------ what is imported and called

@@ -1,4 +1,4 @@
-"""ruff and pyright, as tests, so that one command says whether the tree is clean."""
+"""ruff and pyright, as tests; ``make lint`` is both. Pyright takes a minute: it is long here, and CI has make lint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_ruff_has_nothing_to_say(command: list[str]) -> None:
     assert result.returncode == 0, f"{result.stdout[-8000:]}\n{result.stderr[-2000:]}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(920)
 def test_pyright_has_nothing_to_say() -> None:
     """Strict for the kernel, standard elsewhere; see [tool.pyright]."""

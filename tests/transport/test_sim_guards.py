@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -73,6 +74,14 @@ def test_seeded_streams_and_other_people_s_code_are_left_alone() -> None:
         trespass("import numpy as np\nnp.random.default_rng(7)")
         trespass("import time\ntime.time()", module="somebodys.library")
         assert time.time() > 0
+    assert breaches == []
+
+
+def test_a_thread_that_was_there_before_is_no_part_of_the_simulation() -> None:
+    with ThreadPoolExecutor(1) as others:
+        others.submit(int).result()  # its thread is there before
+        with guarded() as breaches:
+            others.submit(trespass, "import time\ntime.monotonic()").result()
     assert breaches == []
 
 

@@ -1,12 +1,13 @@
-"""While a simulation runs, product code that would bring the real world in is stopped, by name.
+"""While a simulation runs, calls of this project's code to clocks, randomness and the real world raise an error.
 
     with guarded() as breaches:
         ... time.time() in actors/x.py ─▶ NotDeterministic("time.time is called by actors.x, line 7: …")
 
-What is guarded: wall and process clocks, sleeping, the module-level functions of ``random``, true randomness, also as
-a seed that nobody gave, threads, sockets, subprocesses. It does not matter how they were imported. Only calls from the
-packages of this project are stopped; a library may look at the clock for its own ends. ``breaches`` keeps every
-message, since an actor's supervisor may have taken the exception for a crash.
+Guarded are wall and process clocks, sleeping, the module-level functions of ``random``, true randomness (also that of a
+generator made without a seed), threads, sockets and subprocesses, however they were imported. Only calls from the
+packages of this project are stopped; a library may look at the clock for its own ends. A simulation has one thread, and
+may start none: calls of others, which a program had before, are theirs. ``breaches`` keeps every message, since an
+actor's supervisor may have taken the exception for a crash.
 """
 
 from __future__ import annotations
@@ -60,16 +61,16 @@ SEEDED: Final[list[tuple[Any, str, int]]] = [
 ]
 """Functions that draw true randomness unless this argument, by its number, gives them a seed."""
 _THROUGH: Final = ("random", "secrets")
-"""Modules that only pass a call on, so who called them is who asked."""
+"""Modules that only pass a call on: the one to blame is their caller."""
 
 
 class NotDeterministic(SimulationError):
-    """Code asked for real time, true randomness, a thread, a socket or a process in a simulation. Its bug."""
+    """Code asked for real time, true randomness, a thread, a socket or a process in a simulation, which is a bug."""
 
 
 @contextlib.contextmanager
 def guarded() -> Generator[list[str]]:
-    """Stop such calls until the end of the block; yields the list of those that were made."""
+    """Make the guarded calls raise until the end of the block; yields the messages of those that were made."""
     breaches: list[str] = []
     saved: list[tuple[Any, str, Any]] = []
     guards: dict[int, tuple[Any, Any]] = {}
@@ -91,7 +92,7 @@ def guarded() -> Generator[list[str]]:
 
 
 def _imported_by_name(guards: dict[int, tuple[Any, Any]]) -> Generator[tuple[Any, str, Any]]:
-    """What modules of this project have taken with ``from time import monotonic``, and the like."""
+    """Guarded functions that modules of this project have imported by name, as in ``from time import monotonic``."""
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] in PACKAGES and module_name != __name__:
             for name, value in list(vars(module).items()):
@@ -102,11 +103,14 @@ def _imported_by_name(guards: dict[int, tuple[Any, Any]]) -> Generator[tuple[Any
 def _guard(
     original: Callable[..., Any], called: str, advice: str, breaches: list[str], seed_at: int | None
 ) -> Callable[..., Any]:
-    # A library between us and a thread or a socket is no excuse; between us and a clock it is.
+    # A library may read a clock when our code calls it, but may not start a thread or open a socket for our code.
     deep = advice is WORLD
+    simulation = threading.get_ident()
 
     @functools.wraps(original)
     def guard(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != simulation:
+            return original(*args, **kwargs)
         if seed_at is not None and any(seed is not None for seed in (*args[seed_at : seed_at + 1], *kwargs.values())):
             return original(*args, **kwargs)
         frame = _product_frame(inspect.currentframe(), deep=deep)
@@ -121,7 +125,7 @@ def _guard(
 
 
 def _product_frame(frame: FrameType | None, *, deep: bool) -> FrameType | None:
-    """Return who called ``frame``, if it is of this project; with ``deep``, the nearest one below it that is."""
+    """The caller of ``frame`` if it is code of this project; with ``deep``, the nearest of its callers that is."""
     frame = None if frame is None else frame.f_back
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

@@ -1,13 +1,13 @@
-"""An event loop whose clock moves only when nobody can run: hours pass in milliseconds, equal seeds give equal runs.
+"""An event loop whose clock moves only when nothing can run: hours pass in milliseconds, equal seeds give equal runs.
 
 Invariants
 - ``loop.time()`` starts at 0 and jumps to the next timer when nothing is ready; nothing ever waits in real time.
-- Nothing scheduled and nothing ready while somebody waits is a deadlock, reported with who waits where.
-- No threads, sockets, signals or subprocesses: what would bring real time in raises.
-- With ``shuffle``, tasks that are ready in the same turn run in an order drawn from the seed, so that nothing can lean
-  on it. Plain callbacks keep their order, as ``call_soon`` promises. Before they are shuffled they are sorted by birth,
+- If nothing is scheduled or ready while tasks wait, that is a deadlock, reported with where each task waits.
+- No threads, sockets, signals or subprocesses: calls that would bring in real time raise.
+- With ``shuffle``, tasks that are ready in the same turn run in an order drawn from the seed, so that no code can
+  depend on it. Plain callbacks keep their order, as ``call_soon`` promises. Tasks are sorted by birth before shuffling,
   so that a set of tasks, which has the order of addresses in memory, cannot make two runs differ.
-- What belongs to a process that has been killed (``process.py``) never runs; of one that is halted, later.
+- Callbacks of a killed process (``process.py``) never run; those of a halted one run later.
 """
 
 # ruff: noqa: SLF001  a loop of asyncio is made of its base class's private parts
@@ -30,41 +30,41 @@ from transport.sim.process import PROCESS, SimProcess
 T = TypeVar("T")
 
 _Timer = tuple[float, int, asyncio.TimerHandle]
-"""Timer: when, its number, and what to do."""
+"""Timer: its time, its number, and its handle."""
 _PLACES_MAX = 4
 _CANCELLED_MAX = 100
-"""Number of cancelled timers from which on they are thrown out, if they are the greater part."""
+"""Number of cancelled timers beyond which they are removed, if they are the majority."""
 
 
 class SimulationError(HeadraceError):
-    """The simulated program did what a simulation cannot do. The program's bug."""
+    """The simulated program did something that a simulation cannot do. The program's bug."""
 
 
 class SimulationDeadlock(SimulationError):
-    """Everybody waits and no timer is set. The program's bug; the message lists who waits where."""
+    """All tasks wait and no timer is set. The program's bug; the message lists where each task waits."""
 
 
 class SimTask(asyncio.Task[Any]):
-    """This task knows its place in the order of births, and its process."""
+    """A task that knows its place in the order of births, and its process."""
 
     birth = 0
     process: SimProcess | None = None
 
 
 class _NoSelector:
-    """This stands where the real loop waits for sockets. Nothing waits here: the clock jumps instead."""
+    """Replaces the selector of a real loop, and returns at once: the clock jumps instead of waiting."""
 
     def select(self, timeout: float | None) -> list[Any]:
         return []
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """This loop jumps from timer to timer, and runs what is due in an order that the seed decides."""
+    """Jumps from timer to timer, and runs due tasks in an order that the seed decides."""
 
     _ready: deque[asyncio.Handle]
     _timer_cancelled_count: int
     virtual_time = True
-    """Mark that others look for: on this loop nothing may bring in real time, threads least of all."""
+    """Mark for other code: on this loop nothing may bring in real time, such as threads."""
 
     def __init__(self, seed: int = 0, *, shuffle: bool = True) -> None:
         super().__init__()
@@ -84,12 +84,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def time_of_day(self) -> float:
-        """What the wall clock of the running process shows: these seconds, unless it has been set wrong."""
+        """The wall clock of the running process: the virtual time, plus the clock error of a fault."""
         process = PROCESS.get()
         return self._now_s + (0.0 if process is None else process.clock_error_s)
 
     def _run_once(self) -> None:
-        """One turn, in place of the base class's: nothing to poll, processes to respect, an order to draw."""
+        """Run one turn, in place of the base class's: no polling, halted and killed processes skipped, order drawn."""
         ready, timers = self._ready, self._timers
         self._forget_cancelled(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]  # the base class's own mark
@@ -160,13 +160,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return task
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """Nothing is polled."""
+        """Do nothing: nothing is polled."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps in a selector, so nobody needs to be woken."""
+        """Do nothing: the loop never sleeps in a selector, so need not be woken."""
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]
-        """Threads live in real time."""
+        """Refuse: threads run in real time."""
         raise SimulationError(
             f"a thread was asked to run {func!r}: a simulation has none, hand in a simulated part instead"
         )
@@ -174,16 +174,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def kill(self, process: SimProcess) -> None:
         """End ``process`` as SIGKILL does. Idempotent.
 
-        Its tasks are kept until ``dismantle``: a coroutine that is thrown away runs its ``finally`` blocks.
+        Its tasks are kept until ``dismantle``: a coroutine that is garbage-collected runs its ``finally`` blocks.
         """
         process.alive = False
         for task in cast("set[SimTask]", asyncio.all_tasks(self)):
             if task.process is process:
                 self._graves.append(task)
-        process.held.clear()  # now that nothing is lost with it
+        process.held.clear()  # its tasks are kept above
 
     def dismantle(self) -> None:
-        """Close the loop and give back all that is left on it, killed or not; the ``finally`` blocks run, unheard."""
+        """Close the loop and all tasks left on it, killed or not; their ``finally`` blocks run, errors are ignored."""
         left = dict.fromkeys([*self._graves, *cast("set[SimTask]", asyncio.all_tasks(self))])
         graves = sorted(left, key=lambda task: task.birth)
         self._graves.clear()
@@ -196,12 +196,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 coroutine = task.get_coro()
                 try:
                     cast("Coroutine[Any, Any, Any]", coroutine).close()
-                except BaseException:  # noqa: BLE001, S110  a dead process has nobody who could be told
+                except BaseException:  # noqa: BLE001, S110  nobody is left to report it to
                     pass
 
 
 def waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """One line a task: its name, and the files and lines at which it waits, innermost first."""
+    """One line for each task: its name, and the files and lines at which it waits, innermost first."""
     lines: list[str] = []
     for task in asyncio.all_tasks(loop):
         process = cast("SimProcess | None", getattr(task, "process", None))
@@ -213,7 +213,7 @@ def waiting(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _places(coroutine: object) -> list[str]:
-    """Where a coroutine stands, and those that it awaits, as file and line; outermost first."""
+    """Files and lines at which a coroutine and those that it awaits stand, outermost first."""
     found: list[str] = []
     while coroutine is not None:
         frame: FrameType | None = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)

@@ -1,14 +1,14 @@
 """A memory network with weather: seeded latency, bandwidth, loss, repeats and partitions.
 
 Invariants
-- It behaves as TCP does: within a lane nothing overtakes; what a partition holds back arrives when it heals in time;
-  a lost message breaks the link, at the next message of its lane or after the heartbeat time-out, never silently.
+- It behaves as TCP does: no message overtakes another of its lane; messages that a partition holds back arrive if it
+  heals in time; a lost one breaks the link, at the next of its lane or after the heartbeat time-out, never silently.
 - A partition that lasts longer than ``limits.heartbeat_timeout_s`` makes both ends see UNREACHABLE; so does a peer that
   is halted for longer, since nobody answers heartbeats for it.
-- Who crashes is seen by the others as soon as the news can travel, after all that it had sent; behind a partition, or
-  when its machine lost power, only by the heartbeats.
+- The others see a crash as soon as the news can travel, after all that the process had sent; behind a partition, or
+  when the machine lost power, only after the heartbeat time-out.
 - All randomness comes from one seeded stream, drawn in order of departure.
-- What is in the air belongs to no process: the end of its sender does not take it back.
+- Messages in flight belong to no process: they arrive even if their sender ends.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from transport.memory_transport import Link, MemoryNetwork, MemoryTransport, Pip
 from transport.transport import DownReason, Frame, Lane
 
 Ends = Callable[[str], bool]
-"""Test of a peer's name: whether it is meant."""
+"""Test of whether a peer's name belongs to an end."""
 
 
 @dataclass(frozen=True)
 class Weather:
-    """Weather says how each direction of each link behaves."""
+    """Says how each direction of each link behaves."""
 
     latency_s: float = 0.0005
     jitter_s: float = 0.0002
-    """Most seconds that are added to the latency, uniformly."""
+    """Upper bound of the seconds, drawn uniformly, that are added to the latency."""
     bandwidth_bytes_s: float = 1.25e9
-    """Bandwidth of each lane by itself."""
+    """Bandwidth of each lane of each direction."""
     loss: float = 0.0
     """Probability that a message is lost, which breaks the link."""
     duplicate: float = 0.0
@@ -46,7 +46,7 @@ class Weather:
 
 @dataclass(frozen=True, eq=False)
 class Disturbance:
-    """A disturbance adds to the weather between ``one`` and ``other``, both ways, on one lane or all, till ``calm``."""
+    """Adds to the weather between ``one`` and ``other``, both ways, on one lane or all, until ``calm``."""
 
     one: Ends
     other: Ends
@@ -58,20 +58,20 @@ class Disturbance:
     delay_probability: float = 1.0
 
     def hits(self, source: str, target: str, lane: Lane) -> bool:
-        """Whether a message of ``lane`` from ``source`` to ``target`` passes through it."""
+        """Whether a message of ``lane`` from ``source`` to ``target`` is disturbed."""
         return self.lane in (None, lane) and _between(self, source, target)
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A cut parts ``one`` from ``other`` until ``mend``."""
+    """Separates ``one`` from ``other`` until ``mend``."""
 
     one: Ends
     other: Ends
     one_way: bool = False
 
     def holds(self, source: str, target: str) -> bool:
-        """Whether nothing passes from ``source`` to ``target``."""
+        """Whether the cut stops messages from ``source`` to ``target``."""
         return (self.one(source) and self.other(target)) if self.one_way else _between(self, source, target)
 
 
@@ -87,7 +87,7 @@ class _Flight:
 
 @dataclass
 class _Track:
-    """A track is one lane of one direction, with what is in the air."""
+    """Holds one lane of one direction, with its messages in flight."""
 
     flights: deque[_Flight]
     departed: int = 0
@@ -97,7 +97,7 @@ class _Track:
 
 
 class SimNetwork(MemoryNetwork):
-    """This network has weather, disturbances and cuts, which cover all lives of a name."""
+    """Carries messages under weather, disturbances and cuts, which apply to all lives of a name."""
 
     def __init__(self, seed: int = 0, weather: Weather | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__()
@@ -107,12 +107,12 @@ class SimNetwork(MemoryNetwork):
         self.heard: Callable[[str, str, Lane, list[Frame]], None] | None = None
         """Callback for every message at its delivery: source, target, lane, frames."""
         self.tamper: Callable[[str, list[Frame]], list[Frame]] | None = None
-        """Callback that is given a source and what it sends, and may return other frames."""
+        """Callback that is given a source and the frames that it sends, and may return other frames."""
         self._rng = random.Random(f"network/{seed}")
         self._disturbances: dict[Disturbance, None] = {}
         self._cuts: dict[Cut, None] = {}
         self._halted: dict[str, list[Callable[[], None]]] = {}
-        """Peers that take nothing now, each with the arrivals that wait."""
+        """Halted peers, each with the arrivals that wait."""
         self._tracks: dict[tuple[Pipe, Lane], _Track] = {}
         self._nobody = contextvars.Context()
 
@@ -121,7 +121,7 @@ class SimNetwork(MemoryNetwork):
         self._disturbances[disturbance] = None
 
     def calm(self, disturbance: Disturbance) -> None:
-        """Idempotent."""
+        """Remove a disturbance. Idempotent."""
         self._disturbances.pop(disturbance, None)
 
     def cut(self, cut: Cut) -> None:
@@ -130,24 +130,24 @@ class SimNetwork(MemoryNetwork):
         self._later(self.limits.heartbeat_timeout_s, self._heartbeat_missed, cut)
 
     def mend(self, cut: Cut) -> None:
-        """End the cut; what was held back goes on. Idempotent."""
+        """End the cut, and send what it held back. Idempotent."""
         if self._cuts.pop(cut, cut) is not None:
             return
         for link in self._links_under(cut):
             for pipe in link.pipes():
                 self.route(pipe)
             for end in (link.near, link.far):
-                if not end.open:  # it crashed behind the cut: now the news gets through
+                if not end.open:  # it crashed behind the cut, and now the other end learns of it
                     self.crashed(link, end)
 
     def halt(self, name: str, *, heartbeats: bool = False) -> None:
-        """``name`` takes nothing until ``go_on``. Without ``heartbeats`` its links break after the time-out."""
+        """Deliver nothing to ``name`` until ``go_on``. Without ``heartbeats`` its links break after the time-out."""
         waiting = self._halted.setdefault(name, [])
         if not heartbeats:
             self._later(self.limits.heartbeat_timeout_s, self._silent, name, waiting)
 
     def go_on(self, name: str) -> None:
-        """Deliver what has arrived at ``name`` meanwhile. Idempotent."""
+        """Deliver the messages that have arrived at ``name`` since ``halt``. Idempotent."""
         for arrive in self._halted.pop(name, []):
             arrive()
 
@@ -170,7 +170,7 @@ class SimNetwork(MemoryNetwork):
         asyncio.get_running_loop().call_later(delay_s, function, *args, context=self._nobody)
 
     def reachable(self, source: PeerId, target: PeerId) -> bool:
-        """A handshake needs both directions, and somebody at both ends."""
+        """Whether a handshake is possible: neither direction is cut and neither end halted."""
         if self._halted and (source.name in self._halted or target.name in self._halted):
             return False
         return not self._is_cut(source, target) and not self._is_cut(target, source)
@@ -260,7 +260,7 @@ class SimNetwork(MemoryNetwork):
         self._later(news_s - now_s, self._break, link)
 
     def link_ended(self, link: Link) -> None:
-        """Forget what was in the air."""
+        """Forget the messages in flight."""
         for pipe in link.pipes():
             for lane in Lane:
                 self._tracks.pop((pipe, lane), None)

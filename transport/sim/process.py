@@ -1,13 +1,13 @@
-"""One life of a simulated process: all that runs in its context, to be ended or halted between two callbacks.
+"""One life of a simulated process: all code that runs in its context, and can be ended or halted between callbacks.
 
-    process.run(function) ─▶ tasks, timers, callbacks, and whatever these set in motion: all carry the process
+    process.run(function) ─▶ tasks, timers, callbacks, and all that these start: all carry the process
     the loop, before it runs any of them: alive? halted? ─▶ run | keep for later | forget
 
 Invariants
-- What is started in the context of a process belongs to it, and so on down. A transport calls its receiver in the
-  context of the receiver (``memory_transport``), so a message never carries its sender's process along.
-- After ``kill`` nothing of it runs ever again, not even a ``finally``: as after SIGKILL.
-- While it is halted nothing of it runs, timers included; what became due meanwhile runs afterwards, in order: as
+- A task, timer or callback that is started in the context of a process belongs to it. A transport calls its receiver
+  in the context of the receiver (``memory_transport``), so a message never carries its sender's process along.
+- After ``SimulatedLoop.kill`` nothing of the process runs again, not even a ``finally``, as after SIGKILL.
+- While a process is halted nothing of it runs, timers included; callbacks that became due run afterwards, in order, as
   between SIGSTOP and SIGCONT.
 """
 
@@ -23,33 +23,35 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PROCESS: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar("PROCESS", default=None)
-"""Process whose code runs; None: the world's, which nothing can kill."""
+"""Process whose code runs; None: code of the world, which nothing can kill."""
 
 
 class SimProcess:
-    """See the module's docstring."""
+    """Holds one life of a simulated process, as the module's docstring says."""
 
-    __slots__ = ("_context", "alive", "clock_error_s", "halted", "held", "name", "slowness")
+    __slots__ = ("_context", "alive", "clock_error_s", "halted", "held", "memory_strikes", "name", "slowness")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
         self.halted = False
         self.held: deque[asyncio.Handle] = deque()
-        """Callbacks that became due while it was halted; the loop fills it."""
+        """Callbacks that became due while the process was halted; the loop fills this."""
         self.clock_error_s = 0.0
-        """Seconds that its wall clock is ahead."""
+        """Seconds by which the process's wall clock is ahead."""
         self.slowness = 1.0
-        """Factor by which simulated engines and backends take longer."""
+        """Factor by which the process's simulated engines and backends take longer."""
+        self.memory_strikes = 0
+        """Number of micro-batches for which the process's simulated backends will find no memory."""
         self._context = contextvars.Context()
         self._context.run(PROCESS.set, self)
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call ``function`` as this process, now. Only from outside of it."""
+        """Call ``function`` now, as this process. Only for code outside the process."""
         return self._context.copy().run(function, *args, **kwargs)
 
     def set(self, variable: contextvars.ContextVar[R], value: R) -> None:
-        """Let code of this process that has not started yet find ``value`` in ``variable``."""
+        """Set ``variable`` for code that this process starts from now on."""
         self._context.run(variable.set, value)
 
     def start(self, coroutine: Coroutine[Any, Any, R], name: str) -> asyncio.Task[R]:
@@ -61,11 +63,11 @@ class SimProcess:
         return asyncio.get_running_loop().create_task(coroutine, name=name, context=contextvars.Context())
 
     def halt(self) -> None:
-        """Nothing of it runs until ``go_on``."""
+        """Let nothing of the process run until ``go_on``."""
         self.halted = True
 
     def go_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run next, in order, what has become due meanwhile. Nothing happens to a process that is not halted."""
+        """Run, in order, the callbacks that became due since ``halt``. Idempotent."""
         self.halted = False
         held, self.held = self.held, deque()
         ready = cast("deque[asyncio.Handle]", cast("Any", loop)._ready)  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""What we ask of libzmq besides sockets: a context for each transport, and keys."""
+"""Uses of libzmq besides sockets: a context for each transport, and keys."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from zmq.utils import z85
 
 
 def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
-    """A context for one transport; libzmq gives each connection to the thread that has the fewest."""
+    """A context for one transport; libzmq gives each connection to the I/O thread with the fewest."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
     context.set(zmq.MAX_SOCKETS, 65536)
     return context
 
 
 async def terminate(context: zmq.Context[zmq.Socket[bytes]], timeout_s: float) -> bool:
-    """Wait, off the loop, until everything that lingers in ``context`` is sent or given up; False if it is not in time.
+    """Wait, off the loop, until all that lingers in ``context`` is sent or given up; False after ``timeout_s``.
 
-    On a thread of its own that nobody joins: one of the loop's would hold up the end of the loop.
+    It uses a thread of its own that nobody joins: a thread of the loop's executor would delay the end of the loop.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()

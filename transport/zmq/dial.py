@@ -1,7 +1,7 @@
-"""One attempt to link to a listener: its sockets, three at least, and the dialer's half of the handshake.
+"""An attempt to link to a listener: its sockets, three at least, and the dialer's half of the handshake.
 
 An attempt ends once, with an outcome: LINKED (by this dial or by the peer's own), REFUSED, or RETRY. It never retries
-by itself and libzmq is told not to, since a silent reconnect could hand one life's mail to another.
+by itself, nor does libzmq, since a silent reconnect could hand one life's mail to another.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from transport.zmq.socket import Sent, SocketEvent, ZmqSocket
 
 @dataclass
 class DialHost:
-    """A dial needs this of its transport."""
+    """Holds what a dial needs of its transport."""
 
     hello: Callable[[int], Hello]
     open_socket: Callable[[Dial, int], ZmqSocket]
     welcomed: Callable[[Dial, Welcome], Confirm | None]
-    """Callback once the listener is known; None means that a link exists or is nearly there, so give up this dial."""
+    """Callback once the listener is known; None: a link exists or is nearly up, so that this dial ends."""
     linked: Callable[[Dial], Link]
     counters: Counters
 
 
 class Dial:
-    """A dial is one attempt. ``done`` yields the peer, None for RETRY, or raises HandshakeRefused."""
+    """Makes one attempt to connect. ``done`` yields the peer, None for RETRY, or raises HandshakeRefused."""
 
     def __init__(self, host: DialHost, endpoint: str, address: str, server_key: str | None, number: int) -> None:
         self.endpoint = endpoint
@@ -47,11 +47,11 @@ class Dial:
         self._host = host
         self._address = address
         self.sockets: dict[int, ZmqSocket] = {}
-        """Sockets by number: see ``lane.lane_of``."""
+        """Sockets by their numbers, see ``lane.lane_of``."""
         self._unsent: dict[int, list[Frame]] = {}
 
     def start(self) -> None:
-        """Connect the signal lane and say HELLO as soon as it is up."""
+        """Connect the signal lane, and send HELLO as soon as it is up."""
         self._open(Lane.SIGNAL, self._address, control(Mark.HELLO, self._host.hello(self.number)))
 
     def _open(self, socket: int, address: str, first: list[Frame]) -> None:
@@ -61,7 +61,7 @@ class Dial:
         self.on_writable(socket)
 
     def on_writable(self, socket: int) -> None:
-        """The socket may take something: our first word, or what the link has queued."""
+        """Send what waits for the writable socket: its first message, or the link's queues."""
         if self.link is not None:
             self.link.flush()
         elif socket in self._unsent and self.sockets[socket].try_send(self._unsent[socket]) is Sent.SENT:
@@ -114,7 +114,7 @@ class Dial:
             self._open(socket, address, control(Mark.CONFIRM, confirm))
 
     def on_event(self, event: SocketEvent) -> None:
-        """A connection failed, or broke."""
+        """React to a connection that failed or broke."""
         if self.link is not None:
             self.link.on_broken(self.link)
         elif event is SocketEvent.AUTH_FAILED:
@@ -123,7 +123,7 @@ class Dial:
             self.finish(None)
 
     def refuse(self, why: str) -> None:
-        """The other side will not talk to us."""
+        """End the attempt as refused."""
         if not self.done.done():
             self.done.set_exception(HandshakeRefused(f"{self.endpoint}: {why}"))
             self.done.exception()

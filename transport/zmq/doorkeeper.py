@@ -1,19 +1,18 @@
-"""Keeps what strangers cost a listener with keys small: what they make us hold, and how many of them there are.
+"""Limits what strangers cost a listener with keys: the memory that they make us hold, and their number.
 
-    accepted ─▶ waiting ─┬─▶ let in: libzmq has sent it READY, so the allow-list has said yes    nobody looks any more
+    accepted ─▶ waiting ─┬─▶ let in: libzmq has sent it READY, so its key is on the allow-list    no longer checked
                          ├─▶ has sent more than a handshake takes ─▶ its connection is shut down
-                         └─▶ one of too many, the first to come   ─▶ the same
+                         └─▶ oldest of too many strangers         ─▶ the same
 
-libzmq reads a whole frame of up to MAXMSGSIZE before it looks at it, of strangers too: forty connections made a head
+libzmq reads a whole frame of up to MAXMSGSIZE, also from a stranger, before it checks it: forty connections made a head
 hold a gigabyte.
 
 Invariants
-- Who has been let in is never shut down: the kernel is asked how much each connection was sent and has acknowledged,
-  and whoever was let in has acknowledged more than a handshake's questions before it sends anything else.
-- Only connections to this listener's own port are touched. libzmq may close a descriptor at any time and its number
-  become something else's, so a judgement takes hold of what it is about: who is asked is who is shown out.
-- Strangers that only wait are left to libzmq's handshake deadline. Nothing runs while nobody waits, and somebody
-  looks as long as anybody does.
+- A peer that was let in is never shut down: the kernel says how many bytes each connection has acknowledged, and a peer
+  that was let in has acknowledged more than ``GREETED_BYTES`` before it sends anything beyond the handshake.
+- Only connections to this listener's own port are touched. libzmq may close a descriptor at any time and its number may
+  be reused, so a check duplicates it first: the connection that is checked is the one that is shut down.
+- Strangers that only wait are left to libzmq's handshake deadline. The timer runs exactly while strangers wait.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ import struct
 from typing import Final
 
 GREETED_BYTES: Final = 270
-"""Most that a stranger is sent: greeting 64, CURVE's WELCOME 170, ERROR 12. READY is 67 more (RFC 23, RFC 26)."""
+"""Most bytes that a stranger is sent: greeting 64, CURVE's WELCOME 170, ERROR 12. READY is 67 more (RFC 23, RFC 26)."""
 _LOOK_S: Final = 0.05
-"""Period of the looks; one at 512 strangers takes four milliseconds."""
+"""Seconds between two checks; a check of 512 strangers takes four milliseconds."""
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
 _INFO_BYTES: Final = 136
 _ACKNOWLEDGED_AND_RECEIVED: Final = struct.Struct("=120xQQ")
@@ -36,25 +35,25 @@ _ACKNOWLEDGED_AND_RECEIVED: Final = struct.Struct("=120xQQ")
 
 
 class Doorkeeper:
-    """A doorkeeper guards one listening socket, on the running loop. ``port`` is known after ``bind``."""
+    """Guards one listening socket, on the running loop. ``port`` is known after ``bind``."""
 
     def __init__(self, *, stranger_bytes: int, strangers_max: int) -> None:
         self._stranger_bytes = stranger_bytes
         self._strangers_max = strangers_max
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, None] = {}
-        """Descriptors of libzmq's, in the order in which they came."""
+        """Strangers' descriptors of libzmq, in order of arrival."""
         self._timer: asyncio.TimerHandle | None = None
         self.port = 0
         self.shown_out = 0
 
     @property
     def waiting(self) -> int:
-        """Connections that have not proven who they are, as of the last look."""
+        """Number of connections that have not proven who they are, as of the last check."""
         return len(self._waiting)
 
     def accepted(self, descriptor: int) -> None:
-        """libzmq has a new connection."""
+        """Watch a connection that libzmq has accepted."""
         if _TCP_INFO is None:
             return
         self._waiting.pop(descriptor, None)
@@ -78,7 +77,7 @@ class Doorkeeper:
             for descriptor in list(self._waiting):
                 self._judge(descriptor, one_too_many=False)
         finally:
-            self._look_later()  # whatever went wrong with one of them
+            self._look_later()  # even if a check raised
 
     def _judge(self, descriptor: int, *, one_too_many: bool) -> None:
         connection = _held(descriptor)
@@ -94,7 +93,7 @@ class Doorkeeper:
                 self._show_out(connection)
 
     def _ask(self, connection: socket.socket) -> tuple[int, int] | None:
-        """Bytes that the other end has acknowledged and sent; None if this is no connection of ours any more."""
+        """Bytes that the other end has acknowledged and sent; None: this is no longer our connection."""
         assert _TCP_INFO is not None, "nobody waits where the kernel cannot be asked"
         try:
             if connection.getsockname()[1] != self.port:
@@ -105,14 +104,14 @@ class Doorkeeper:
         return _ACKNOWLEDGED_AND_RECEIVED.unpack(info) if len(info) == _INFO_BYTES else None
 
     def _show_out(self, connection: socket.socket) -> None:
-        """libzmq finds the connection ended, and frees what it held for it."""
+        """Shut the connection down, so that libzmq frees its memory."""
         self.shown_out += 1
-        with contextlib.suppress(OSError):  # it has hung up by itself
+        with contextlib.suppress(OSError):  # the other end has closed it
             connection.shutdown(socket.SHUT_RDWR)
 
 
 def _held(descriptor: int) -> socket.socket | None:
-    """What is behind libzmq's descriptor now, under one of ours; None if it is no socket any more."""
+    """A socket on our own duplicate of libzmq's descriptor; None if that is no socket any more."""
     try:
         held = os.dup(descriptor)
     except OSError:

@@ -1,4 +1,4 @@
-"""How two processes become linked: who asks, who agrees, and what happens when both ask at once.
+"""The handshake by which two processes become linked, even when both dial at once.
 
     dialer                                   listener
       HELLO    ── signal lane ──────────────▶  version, cluster, codec, fenced?      ── REFUSED(why)
@@ -8,14 +8,14 @@
 
 Invariants
 - A link uses three connections, and more if both have several sockets for the bulk lane (``limits.bulk_sockets``): as
-  many as the one with fewer. It is up at the listener when all have spoken, at the dialer with READY.
-- Both ask at once: the dial of the smaller PeerId wins, the other side yields.
+  many as the end with fewer has. It is up at the listener when CONFIRM has come on all, at the dialer with READY.
+- If both dial at once, the dial of the smaller PeerId wins, and the other side yields.
 - A CONFIRM names the last dial of the listener that the dialer has accepted. If the listener's live link is a later
   one, the CONFIRM was sent before that link and yields to it; else the dialer has lost the link, and so does the
   listener.
-- Each message on the wire opens with a head of 9 bytes, kind and sequence number; only data is numbered, from 1.
-- Data travels as DATA, a head and the frames beside it, or in a PACK: one frame with the head of its first message and
-  then, of each message, the number of its frames, their sizes and their bytes.
+- Each message on the wire begins with a head of 9 bytes, kind and sequence number; only data is numbered, from 1.
+- Data travels as DATA, a head and its frames, or in a PACK: one frame with the head of its first message and then, for
+  each message, the number of its frames, their sizes and their bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOCKETS_MAX: Final = 10
 """Most sockets of a link: signal, message, and eight of the bulk lane."""
 
 NAME_IS_TAKEN: Final = "this name is taken"
-"""Words with which a refusal begins whose reason may pass: the other bearer of the name may be gone in a moment."""
+"""Beginning of a refusal that may be temporary: the other peer of that name may be gone in a moment."""
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -46,7 +46,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Mark(enum.IntEnum):
-    """Every message begins with one of these bytes."""
+    """The first byte of every message, which says its kind."""
 
     DATA = 1
     HELLO = 2
@@ -57,13 +57,13 @@ class Mark(enum.IntEnum):
     YIELD = 7
     GOODBYE = 8
     PROBE = 9
-    """Question to libzmq alone, whether the connection still exists; the receiver ignores it."""
+    """Test, by libzmq's result of the send, of whether the connection still exists; the receiver ignores it."""
     PACK = 10
-    """Pack of the small messages of one turn in one frame; the first has the head's number, the others count on."""
+    """Pack of small messages of one turn in one frame, numbered from the number in the head."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """The dialer says who it is."""
+    """The dialer introduces itself."""
 
     version: Number
     codec: Text
@@ -96,11 +96,11 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Confirm(msgspec.Struct, array_like=True, frozen=True):
-    """The dialer goes on; ``last_seen`` is the listener's latest dial that the dialer has accepted."""
+    """The dialer confirms; ``last_seen`` is the listener's latest dial that the dialer has accepted."""
 
     last_seen: Number
     sockets: Annotated[int, msgspec.Meta(ge=3, le=SOCKETS_MAX)] = 3
-    """Number of connections that the link shall have: the dialer confirms on each but the first."""
+    """Number of connections of the link; the dialer confirms on each but the first."""
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
@@ -110,7 +110,7 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True):
-    """A lane ends with this message."""
+    """The last message on a socket."""
 
     reason: DownReason
 
@@ -123,7 +123,7 @@ _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {
 
 
 def control(mark: Mark, body: msgspec.Struct | None = None) -> list[Frame]:
-    """A handshake message: head and, if there is something to say, a body."""
+    """A handshake message: the head and the body, if any."""
     head = HEAD.pack(mark, 0)
     return [head] if body is None else [head, _encoder.encode(body)]
 
@@ -145,7 +145,7 @@ def read_control(kind: type[T], frames: list[Frame]) -> T:
     """The body of a handshake message.
 
     Raises:
-        MalformedInput: it is none.
+        MalformedInput: the frames hold no such message.
     """
     if len(frames) != 2:
         raise MalformedInput(f"a {kind.__name__} of {len(frames)} frames, expected 2")
@@ -161,7 +161,7 @@ def routing_id(peer: PeerId, dial: int) -> bytes:
 
 
 def objection(hello: Hello, cluster: str, peer: PeerId) -> str | None:
-    """Why a HELLO must be refused, as a sentence for the one who is refused; None if it need not be."""
+    """Reason why a HELLO must be refused, as a sentence for its sender; None: it need not be."""
     if hello.version != PROTOCOL_VERSION:
         older = hello.name if hello.version < PROTOCOL_VERSION else peer.name
         return (

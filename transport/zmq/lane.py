@@ -1,18 +1,18 @@
-"""The outbound half of a lane over ZeroMQ, and which of a link's sockets are whose.
+"""The outbound half of a lane over ZeroMQ, and the division of a link's sockets among lanes.
 
-    the first small message of a turn ─▶ libzmq at once             alone, it must not wait
+    the first small message of a turn ─▶ libzmq at once             it may be alone, and must not wait
     those behind it                   ─▶ pack ─▶ libzmq, at the end of the turn or when the pack is full
-    the first, after a turn with many ─▶ pack                       most likely it is not alone either
+    the first, after a turn with many ─▶ pack                       most likely it is not alone
     large messages                    ─▶ behind the pack, in frames of their own
-    libzmq is full                    ─▶ queue ─▶ libzmq, when it says that it takes more
+    libzmq is full                    ─▶ queue ─▶ libzmq, when it takes more again
 
-A lane with several sockets deals its messages out to them in turn; the receiver (``link.py``) puts them in order:
+A lane with several sockets gives them its messages in turn; the receiver (``link.py``) puts them in order:
 
     1 2 3 4 5 6 ─┬─▶ 1 3 5 ─┬─▶ 1 2 3 4 5 6         each socket keeps its own in order, and loses none
                  └─▶ 2 4 6 ─┘
 
 Invariants
-- The queues of a lane hold at most its bound together; goodbyes alone may exceed it, by one a socket.
+- The queues of a lane together hold at most its bound, apart from one goodbye for each socket.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from transport.zmq.handshake import HEAD, Mark, control
 from transport.zmq.packing import PACK_MAX_BYTES, PACK_MAX_MESSAGES, pack, packed
 from transport.zmq.socket import Sent, ZmqSocket
 
-_LANES: Final = tuple(Lane)  # asking the enum takes half a microsecond, and each message asks
+_LANES: Final = tuple(Lane)  # calling the enum for each message would take half a microsecond
 
 
 def lane_of(number: int) -> Lane:
-    """Lane of a link's socket by its number: signal, message, and all further ones are the bulk lane's."""
+    """The lane of a link's socket: number 0 is signal, 1 is message, all further ones are bulk."""
     return _LANES[number] if number < len(_LANES) else Lane.BULK
 
 
 class SocketOut:
-    """This holds what one of a lane's sockets has yet to take: entries, each with the number of messages in it."""
+    """Queues entries that one of a lane's sockets has yet to take, each with the number of messages in it."""
 
     def __init__(self, socket: ZmqSocket) -> None:
         self.socket = socket
@@ -43,29 +43,29 @@ class SocketOut:
 
 
 class LaneOut:
-    """The outbound half of a lane has a pack that grows during one turn, and bounded queues before libzmq's own."""
+    """Sends a lane's messages through a pack that grows during one turn, and bounded queues before libzmq's own."""
 
     def __init__(self, sockets: Sequence[ZmqSocket], route: bytes | None, bound: int) -> None:
         self.outs = [SocketOut(socket) for socket in sockets]
         self.bound = bound
         self.sent_seq = 0
         self._next = 0
-        """Index of that one of ``outs`` which gets the next message."""
+        """Index in ``outs`` of the socket that gets the next message."""
         self.on_stuck: Callable[[], None] = lambda: None
-        """Callback whenever something had to be queued."""
+        """Callback whenever a message had to be queued."""
         self.on_gone: Callable[[], None] = lambda: None
-        """Callback when the connection is found gone after ``offer`` has said QUEUED."""
+        """Callback when the connection is found gone after ``offer`` has returned QUEUED."""
         self._route: list[Frame] = [] if route is None else [route]
         self._queued = 0
         self._pack: list[bytes] = []
         self._pack_bytes = 0
         self._pack_max = min(PACK_MAX_MESSAGES, bound)
         self._in_turn = False
-        """Whether something has been sent in this turn of the loop."""
+        """Flag that a small message has been sent in this turn of the loop."""
         self._before_turn = 0
-        """Value of ``sent_seq`` when that began."""
+        """Value of ``sent_seq`` before that message."""
         self._crowded = False
-        """Whether the last turn that sent something sent several messages: then the first one waits for the rest."""
+        """Flag that the last such turn sent several messages: then the next turn's first one waits for the rest."""
 
     @property
     def idle(self) -> bool:
@@ -130,7 +130,7 @@ class LaneOut:
         self.on_stuck()
 
     def repeat(self, frames: Sequence[Frame]) -> SendOutcome:
-        """Send a message once more under the number of the last one; the receiver has to notice. Fault injection."""
+        """Send a message under the number of the last one, for fault injection; the receiver must drop it."""
         self._close_pack()
         last = self.outs[self._next - 1]
         self._enqueue(last, [*self._route, HEAD.pack(Mark.DATA, self.sent_seq), *frames], 1)
@@ -145,12 +145,12 @@ class LaneOut:
         self.flush()
 
     def probe(self) -> bool:
-        """Whether the connections still exist, as far as libzmq knows."""
+        """Whether the lane's connections still exist, as far as libzmq knows."""
         probe = [*self._route, *control(Mark.PROBE)]
         return all(out.socket.try_send(probe) is not Sent.GONE for out in self.outs)
 
     def flush(self) -> bool:
-        """Send what can be sent now; False if a connection is gone."""
+        """Send as much of the queues as possible now; False if a connection is gone."""
         return all(self._flushed(out) for out in self.outs)
 
     def _flushed(self, out: SocketOut) -> bool:

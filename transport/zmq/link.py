@@ -1,16 +1,16 @@
-"""One link over ZeroMQ: three lanes to one life of one peer, numbered, bounded, ended once.
+"""A link over ZeroMQ: three numbered, bounded lanes to one life of one peer, ended once.
 
 Life-cycle
-    LIVE ──▶ ENDING   we said goodbye behind what is queued; nothing new is accepted
+    LIVE ──▶ ENDING   we queued a goodbye behind the data; nothing new is accepted
       │         └────▶ DOWN
-      ├──────▶ DYING   the connection broke or the peer said goodbye; what has arrived is still delivered
+      ├──────▶ DYING   the connection broke or the peer said goodbye; arrived messages are still delivered
       │         └────▶ DOWN
       └──────────────▶ DOWN
 
 Invariants
 - Sequence numbers start at 1 on each lane; a gap breaks the link, a repeat is dropped and counted.
-- A lane with several sockets is put in order again here: what comes early waits for what is on its way on another
-  socket. It is a gap when too many wait.
+- The messages of a lane with several sockets are put in order here: an early one waits for those on their way on
+  another socket. It is a gap when too many wait.
 - DOWN is entered once, and nothing is delivered afterwards.
 """
 
@@ -30,7 +30,7 @@ from transport.zmq.socket import ZmqSocket
 
 
 class LinkState(enum.Enum):
-    """A link is in one of these states; the module's docstring draws them."""
+    """The states of a link; the module's docstring draws them."""
 
     LIVE = "live"
     ENDING = "ending"
@@ -40,23 +40,23 @@ class LinkState(enum.Enum):
 
 @dataclass
 class Counters:
-    """The counters say what a transport has seen go wrong since it started."""
+    """Counts the failures that a transport has seen since it started."""
 
     malformed: int = 0
-    """Messages that could not be read, from linked peers and strangers."""
+    """Number of unreadable messages, from linked peers and strangers."""
     gaps: int = 0
     duplicates: int = 0
     refused: int = 0
-    """Handshakes that we refused."""
+    """Number of handshakes that we refused."""
     cut_off: int = 0
-    """Links ended for too many malformed messages."""
+    """Number of links ended for too many malformed messages."""
     broken: int = 0
-    """Connections lost without a goodbye."""
+    """Number of links that went down as UNREACHABLE."""
 
 
 @dataclass
 class Link:
-    """A link is owned by its transport, which is told through the callbacks."""
+    """Holds one link, and tells its transport of events through callbacks."""
 
     peer: PeerId
     dial: int
@@ -64,23 +64,23 @@ class Link:
     outs: dict[Lane, LaneOut]
     counters: Counters
     early_max: int
-    """Messages that may come before their turn, for each socket of a lane."""
+    """Limit of messages, for each socket of a lane, that may wait out of order."""
     deliver: Callable[[PeerId, Lane, list[Frame]], None]
     on_broken: Callable[[Link], None]
-    """Callback when the link must die; the reason, if known, is in ``reason``."""
+    """Callback when the link must go down; the reason, if known, is in ``reason``."""
     on_malformed: Callable[[Link], None]
     """Callback when ``malformed`` has grown."""
     release: Callable[[Link], None] = lambda _: None
-    """Callback that gives back sockets or routes; set by whoever made the link."""
+    """Callback that gives back sockets or routes; set by the link's maker."""
     endpoints: set[str] = field(default_factory=lambda: set[str]())
     state: LinkState = LinkState.LIVE
     reason: DownReason = DownReason.UNREACHABLE
     malformed: int = 0
     _received: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     _early: dict[tuple[Lane, int], list[Frame]] = field(default_factory=dict[tuple[Lane, int], list[Frame]])
-    """Messages that have come before others on another socket of their lane, by number."""
+    """Messages that came before earlier ones on another socket of their lane, by lane and number."""
     _goodbyes: set[int] = field(default_factory=lambda: set[int]())
-    """Sockets on which nothing more comes."""
+    """Numbers of sockets on which a goodbye has come."""
 
     def __post_init__(self) -> None:
         for out in self.outs.values():
@@ -108,10 +108,10 @@ class Link:
         return [out.socket for lane in Lane for out in self.outs[lane].outs]
 
     def receive(self, socket: int, frames: list[Frame]) -> None:
-        """Take one message, head first, that has come on the link's socket of that number.
+        """Take one message, head first, from the link's socket of that number.
 
         Raises:
-            MalformedInput: it is none that a linked peer may send.
+            MalformedInput: a linked peer may not send such a message.
         """
         if self.state is LinkState.DOWN:
             return
@@ -162,7 +162,7 @@ class Link:
             self.on_broken(self)
 
     def end(self, reason: DownReason) -> None:
-        """Say goodbye behind what is queued; the peer sees ``reason``, and so do we."""
+        """Queue a goodbye behind the data; the peer sees ``reason``, and so do we."""
         if self.state is not LinkState.LIVE:
             return
         self.state = LinkState.ENDING
@@ -171,7 +171,7 @@ class Link:
             out.push(control(Mark.GOODBYE, Goodbye(reason)))
 
     def flush(self) -> None:
-        """Try again to send what is queued."""
+        """Try again to send the queued messages."""
         if self.state not in (LinkState.LIVE, LinkState.ENDING):
             return
         for out in self.outs.values():

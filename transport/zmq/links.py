@@ -1,11 +1,11 @@
-"""The links of one transport: how they come up, break, are ended, and go.
+"""Keeps the links of one transport: brings them up, and takes down those that break or are ended.
 
-    up ─▶ LIVE ─┬─ broken ─▶ DYING    what has arrived is read ──┬─▶ DOWN: the receiver is told, once
-                └─ end ────▶ ENDING   what is queued is sent ────┘
+    up ─▶ LIVE ─┬─ broken ─▶ DYING    arrived messages are read ─┬─▶ DOWN: the receiver is told, once
+                └─ end ────▶ ENDING   queued ones are sent ──────┘
 
 Invariants
-- One link a peer, and one peer a name: a newer life replaces the older one's link.
-- A link that breaks delivers first what has arrived, then reports; a link that is down delivers nothing.
+- There is one link per peer, and one peer per name: a newer life replaces the older one's link.
+- A link that breaks first delivers the messages that have arrived, then reports; a link that is down delivers nothing.
 - Once the transport is closed, the receiver hears nothing.
 """
 
@@ -23,17 +23,17 @@ from transport.zmq.link import Counters, Link, LinkState
 from transport.zmq.timers import Timers
 
 _SETTLE_S: Final = 0.005
-"""Time for libzmq, which reports a disconnect before it hands over the last messages that it has read."""
+"""Seconds to wait for libzmq, which reports a disconnect before it hands over the last messages it has read."""
 _SETTLE_LOOK_S: Final = 0.001
 
 
 class Links:
-    """This table holds all links of one transport, by peer, in order of arrival."""
+    """Holds all links of one transport, by peer, in order of arrival."""
 
     def __init__(self, limits: Limits, counters: Counters, lives: Lives) -> None:
         self.by_peer: dict[PeerId, Link] = {}
         self.open = False
-        """Whether the transport runs: neither before its start, nor closed."""
+        """Flag that the transport is started and not closed."""
         self._limits = limits
         self._counters = counters
         self._lives = lives
@@ -42,7 +42,7 @@ class Links:
         self._receiver: Receiver
 
     def start(self, timers: Timers, receiver: Receiver) -> None:
-        """Links may come from now on."""
+        """Allow links from now on."""
         self._loop = asyncio.get_running_loop()
         self._timers, self._receiver = timers, receiver
         self.open = True
@@ -68,9 +68,9 @@ class Links:
         )  # fmt: skip
 
     def up(self, link: Link) -> None:
-        """The handshake is done: ``link`` takes the place of every other link to that name."""
+        """Take a link whose handshake is done; it replaces every other link to that name."""
         for old in [other for peer, other in self.by_peer.items() if peer.name == link.peer.name]:
-            same_life = old.peer == link.peer  # its link broke, and the handshake was faster than reading what is left
+            same_life = old.peer == link.peer  # its link broke, and is still being read
             reason = DownReason.UNREACHABLE if same_life else DownReason.REPLACED
             old.end(reason)
             self.down(old, reason)
@@ -79,7 +79,7 @@ class Links:
         self._receiver.on_peer_up(link.peer)
 
     def broken(self, link: Link) -> None:
-        """Let the link die: read what has arrived, then report."""
+        """Take a broken link down: read the messages that have arrived, then report."""
         if link.state in (LinkState.DYING, LinkState.DOWN):
             return
         link.state = LinkState.DYING
@@ -98,13 +98,13 @@ class Links:
             self._timers.later(_SETTLE_LOOK_S, self._settle, link, before, until)
 
     def malformed(self, link: Link) -> None:
-        """The peer has sent one more message that cannot be read."""
+        """End the link if its peer has sent too many unreadable messages."""
         if link.malformed >= self._limits.malformed_max and link.state is LinkState.LIVE:
             self._counters.cut_off += 1
             self.end(link, DownReason.UNREACHABLE)
 
     def end(self, link: Link, reason: DownReason) -> None:
-        """Say goodbye behind what is queued, and let the link go when that is sent."""
+        """Queue a goodbye behind the data, and take the link down when that is sent."""
         link.end(reason)
         self._timers.later(0, self._await_flushed, link, self._loop.time() + self._limits.close_timeout_s)
 
@@ -115,7 +115,7 @@ class Links:
             self._timers.later(self._limits.flush_look_s, self._await_flushed, link, until)
 
     def down(self, link: Link, reason: DownReason) -> None:
-        """The link is no more. Idempotent."""
+        """Remove the link, and tell the receiver. Idempotent."""
         if link.state is LinkState.DOWN:
             return
         link.state = LinkState.DOWN
@@ -128,7 +128,7 @@ class Links:
             self._receiver.on_peer_down(link.peer, reason)
 
     def drop_all(self, reason: DownReason, *, linger_s: float) -> None:
-        """Close the sockets of every link; libzmq goes on sending what it holds for at most ``linger_s``."""
+        """Close the sockets of every link; libzmq goes on sending its messages for at most ``linger_s``."""
         for link in list(self.by_peer.values()):
             for socket in link.sockets:
                 socket.close(linger_s=linger_s)

@@ -1,9 +1,9 @@
-"""The listening half: a ROUTER socket for each lane, or several, and the listener's half of the handshake.
+"""The listening half of a transport: one or more ROUTER sockets per lane, and its half of the handshake.
 
 Invariants
-- A connection is known by its routing id, which names peer and dial; whoever has not said HELLO is a stranger, and
-  whatever else a stranger says is counted and dropped.
-- What a stranger can make us remember is bounded in number and in time.
+- A connection is known by its routing id, which names peer and dial; a dialer is a stranger until its HELLO,
+  and other messages of a stranger are counted and dropped.
+- State that strangers can make us keep is bounded in number and in time.
 - With keys, a peer has the name that its key may bear (``security.py``), on each of a link's connections.
 """
 
@@ -39,7 +39,7 @@ from transport.zmq.socket import ZmqSocket
 
 @dataclass
 class Incoming:
-    """An incoming dialer has said HELLO and not yet confirmed on all of its other sockets."""
+    """Holds a dialer that has said HELLO and not yet confirmed on all of its other sockets."""
 
     hello: Hello
     expires_s: float
@@ -48,26 +48,26 @@ class Incoming:
 
 @dataclass
 class ListenHost:
-    """The listening half needs this of its transport."""
+    """Holds what the listening half needs of its transport."""
 
     peer: PeerId
     cluster: str
     welcome: Callable[[], Welcome]
     is_taken: Callable[[PeerId], bool]
-    """Callback that says whether another life of that name has a live link here. A process of ours is replaced by its
-    next life; a machine that is well is not pushed out by one that somebody has given the same name."""
+    """Callback that says whether another life of that name has a live link here. Only nodes are refused for it: other
+    processes are replaced by their next life, but a machine is not pushed out by one that was given the same name."""
     accept: Callable[[Incoming, Confirm, bytes], Link | None]
-    """Callback that makes it a link; None means that the dialer must yield."""
+    """Callback that makes a dialer a link; None: the dialer must yield."""
     name_objection: Callable[[str, bytes], str | None] = lambda name, key: None
-    """Callback that says why whoever has proven to hold this key may not bear this name; without keys anybody may."""
+    """Callback that says why a peer with this key may not have this name; None: it may, as anyone may without keys."""
 
 
 class Listener:
-    """The listener routes what arrives at the ROUTER sockets to links, or through the handshake."""
+    """Routes messages from the ROUTER sockets to links, or through the handshake."""
 
     def __init__(self, host: ListenHost, lives: Lives, counters: Counters, limits: Limits) -> None:
         self.sockets: dict[int, ZmqSocket] = {}
-        """Sockets by number: see ``lane.lane_of``."""
+        """Sockets by their numbers, see ``lane.lane_of``."""
         self._host = host
         self._lives = lives
         self._counters = counters
@@ -98,7 +98,7 @@ class Listener:
         elif mark == Mark.CONFIRM and socket != Lane.SIGNAL and route in self._pending:
             self._confirm(route, socket, read_control(Confirm, frames))
         elif mark in (Mark.DATA, Mark.PROBE) and len(route) > 5:
-            # somebody who takes a link for alive that we have given up
+            # the peer believes in a link that we have given up
             self._reply(socket, route, control(Mark.GOODBYE, Goodbye(DownReason.UNREACHABLE)))
         elif mark != Mark.GOODBYE:
             raise MalformedInput(f"a message of kind {mark} from a stranger")
@@ -147,29 +147,29 @@ class Listener:
         self._stuck[route] = link
 
     def _reply(self, socket: int, route: bytes, frames: list[Frame]) -> None:
-        """Best effort: a stranger who does not read gets no second chance."""
+        """Reply to a stranger once; if its connection is full, the reply is lost."""
         self.sockets[socket].try_send([route, *frames])
 
     def forget(self, route: bytes) -> None:
-        """A link is down."""
+        """Forget the link of ``route``, which is down."""
         self._links.pop(route, None)
         self._stuck.pop(route, None)
 
     def flush(self) -> None:
-        """Some socket may take more. Only links that have something queued are asked, as there may be a thousand."""
+        """Flush links that may hold queued messages, not all, as there may be a thousand; a socket became writable."""
         for route, link in list(self._stuck.items()):
             link.flush()
             if link.flushed or link.state in (LinkState.DYING, LinkState.DOWN):
                 self._stuck.pop(route, None)
 
     def probe(self, lane: Lane) -> None:
-        """Find the links whose connection on ``lane`` no longer exists."""
+        """Break the links whose connection on ``lane`` no longer exists."""
         for link in list(self._links.values()):
             if not link.outs[lane].probe():
                 link.on_broken(link)
 
     def expire(self) -> None:
-        """Forget dialers who never confirmed."""
+        """Forget dialers that have not confirmed in time."""
         now = self._loop.time()
         for route in [route for route, incoming in self._pending.items() if incoming.expires_s <= now]:
             del self._pending[route]

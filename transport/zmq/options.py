@@ -14,7 +14,7 @@ _NET: Final = Path("/proc/sys/net")
 
 @dataclass(frozen=True)
 class Curve:
-    """These are the keys of one socket, Z85. A dialer names the listener's public key; a listener has none to name."""
+    """A socket has these keys, as Z85. ``server``: the public key of the listener that a dialer expects, else None."""
 
     public: bytes
     secret: bytes
@@ -26,6 +26,7 @@ class SocketOptions:
     """Sockets differ in these options; ``lane_options`` makes the usual choice."""
 
     hwm_messages: int
+    """Most messages that libzmq holds for a connection, each way; arriving ones have no bound beside heartbeats."""
     max_frame_bytes: int
     drain_max_messages: int
     drain_max_ms: float
@@ -33,17 +34,17 @@ class SocketOptions:
     heartbeat_interval_s: float | None = None
     heartbeat_timeout_s: float | None = None
     keepalive_s: float | None = None
-    """Silence after which the kernel asks whether the other end is there; None: the system's own, two hours mostly."""
+    """Silence after which the kernel probes the other end; None: the system's default, which is mostly two hours."""
     zero_copy_receive: bool = False
     send_buffer_bytes: int | None = None
-    """Size to ask the kernel for; None: it tunes the buffer itself. See the function below."""
+    """Size to ask the kernel for; None: the kernel tunes the buffer itself. See the function ``send_buffer_bytes``."""
     with_user: bool = False
-    """Whether the user that the allow-list named for the sender's key comes before the frames, empty without keys."""
+    """Whether a message's frames begin with the user that the allow-list named for the sender; empty without keys."""
     routing_id: bytes | None = None
     curve: Curve | None = None
     stranger_bytes: int = 1 << 14
     strangers_max: int = 512
-    """Bound for a listener with a curve: see ``doorkeeper.py``."""
+    """Most connections that have not authenticated yet, at a listener with keys: see ``doorkeeper.py``."""
 
 
 def lane_options(
@@ -52,8 +53,8 @@ def lane_options(
     """Options of a lane's socket.
 
     Only the signal lane carries heartbeats: a receiver that is full on another lane stops reading it, pongs included,
-    and would be taken for dead. libzmq's high-water mark is a quarter of our own bound, which does the rest; on the
-    bulk lane half of it, so that the window of a pull goes out without being told FULL every other time.
+    and would be taken for dead. libzmq's high-water mark is a quarter of our own bound, since our own queue holds the
+    rest; on the bulk lane it is half, so that a pull can send its whole window without often being told FULL.
     """
     beats, bulk = lane is Lane.SIGNAL, lane is Lane.BULK
     return SocketOptions(
@@ -76,14 +77,14 @@ def lane_options(
 
 
 def send_buffer_bytes(chunk_bytes: int, net: Path = _NET) -> int | None:
-    """Size to ask for, so that the kernel takes ``chunk_bytes`` in one go; None: leave it to the system.
+    """Size of a send buffer into which ``chunk_bytes`` fit at once; None: leave the size to the system.
 
-        chunk ─▶ send ─▶ kernel's send buffer ─▶ wire        all of it fits: one call, and the I/O thread is done
-                      └▶ a part, sleep, a part, sleep …      it does not: a wake-up for each third that has gone
+        chunk ─▶ send ─▶ kernel's send buffer ─▶ wire        it fits: one call, and the I/O thread is done
+                      └▶ a part, sleep, a part, sleep …      it does not: the thread wakes each time a third has gone
 
-    The kernel grows a connection's buffer to 4 MiB with its bookkeeping, in which a chunk of 4 MiB does not quite fit.
-    What is asked for by name is granted twice over (socket(7), SO_SNDBUF) and is not tuned any more. So it is asked for
-    only where the system grants enough, and where it would not have let the buffer grow beyond that by itself.
+    By itself, the kernel lets a connection's buffer grow to 4 MiB including its bookkeeping, in which a chunk of 4 MiB
+    does not quite fit. A size that is asked for is granted doubled (socket(7), SO_SNDBUF), and the buffer then grows no
+    further. So this asks only where the system grants enough, and would not have let the buffer grow larger by itself.
     """
     try:
         granted_at_most_bytes = int((net / "core/wmem_max").read_text())

@@ -1,15 +1,15 @@
-"""The pairs that this user's own processes share on one machine, so that TCP on loopback needs no key by hand.
+"""Keeps the key pairs that this user's processes share on one machine, so that TCP on loopback needs no setup.
 
-Other users of a machine can reach its loopback: they live there, and are as foreign as those of another machine. So a
-listener at ``tcp://127.0.0.1`` that was given no key directory uses the user's own pair, and whoever dials it without
-keys does, too. Only the user can read the secret (0600, in a directory 0700), so only the user gets in::
+Other users of a machine can connect to its loopback, and are as foreign as those of another machine. So a listener
+at ``tcp://127.0.0.1`` that was given no key directory uses the user's own pair, and so does a process that dials it
+without keys. Only the user can read the secret (0600, in a directory 0700), so only the user gets in::
 
     $XDG_STATE_HOME/headrace/nodes      between head and nodes             default: ~/.local/state/headrace
-    $XDG_STATE_HOME/headrace/control    of the control socket: both ends have the same pair, which may do everything
+    $XDG_STATE_HOME/headrace/control    for the control socket: both ends have the same pair, which allows everything
 
 Invariants
-- A pair is made once, whole or not at all: two processes that begin at the same time end with the same one.
-- What lies there and is another user's, or can be read by others, is refused (``load_keys``).
+- A pair is made once, whole or not at all: two processes that start at the same time get the same one.
+- Files that belong to another user, or that others can read, are refused (``load_keys``).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Purpose = Literal["nodes", "control"]
 
 
 def own_keys_directory(purpose: Purpose) -> Path:
-    """Where this user's pair lies, or would lie."""
+    """The directory of this user's pair, which may not exist yet."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     base = state if state.is_absolute() else Path.home() / ".local" / "state"
     return base / "headrace" / purpose
 
 
 def directory_or_own(directory: Path | None, endpoint: str, purpose: Purpose) -> Path | None:
-    """``directory``, or for TCP on loopback without one the user's own, made if it is not there.
+    """``directory``; if there is none, for TCP on loopback the user's own, which is made if needed.
 
     Raises:
-        KeyFileError: it cannot be made; says what to do.
+        KeyFileError: the user's own cannot be made; the message says what to do.
     """
     if directory is not None or not is_loopback_tcp(endpoint):
         return directory
@@ -48,9 +48,7 @@ def directory_or_own(directory: Path | None, endpoint: str, purpose: Purpose) ->
 
 
 def own_keys_for(endpoint: str, key_hex: str | None, purpose: Purpose) -> NodeKeys | None:
-    """The user's own pair, if whoever listens at ``endpoint`` on this machine has it; None if there is none, or he has
-    another.
-    """
+    """The user's own pair, for a loopback ``endpoint`` whose listener has it; None: there is none, or another key."""
     own = own_keys_directory(purpose)
     if not is_loopback_tcp(endpoint) or not (own / "node.secret").exists():
         return None

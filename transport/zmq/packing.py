@@ -1,11 +1,11 @@
-"""Small messages of one turn of the loop in one frame: what a frame costs, most control messages do not weigh.
+"""Packs small messages of one turn of the loop into one frame, since a frame costs more than most of them.
 
     PACK = head (mark, number of the first message) · message · message · …
     message = number of frames (1 byte) · size of each (4 bytes) · their bytes
 
 Invariants
-- Packing copies, so whoever sends may change its buffers at once.
-- A pack that does not fit to the last byte is malformed as a whole; none of it is delivered.
+- Packing copies, so the sender may change its buffers at once.
+- A pack whose sizes do not add up to its length is malformed as a whole; none of it is delivered.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from transport.transport import Frame
 from transport.zmq.handshake import HEAD, Mark
 
 MESSAGE_MAX_BYTES: Final = 4096
-"""Size beyond which the copy is no longer for free, and frames of their own are as cheap."""
+"""Size beyond which copying costs as much as frames of their own."""
 FRAMES_MAX: Final = 8
 PACK_MAX_BYTES: Final = 16384
 PACK_MAX_MESSAGES: Final = 64
-"""A receiver takes a pack in one go; this many handlers may begin before its loop looks elsewhere."""
+"""Most messages in a pack: a receiver takes a pack at once, and so many handlers may begin in one loop turn."""
 
 _SIZES: Final = tuple(struct.Struct("<B" + "I" * count) for count in range(FRAMES_MAX + 1))
 
 
 def packed(frames: Sequence[Frame]) -> bytes | None:
-    """One message as it lies in a pack; None if it is too large for one."""
+    """One message in the form that it has in a pack; None if it is too large for one."""
     sizes = [len(frame) for frame in frames]
     if len(sizes) > FRAMES_MAX or sum(sizes) > MESSAGE_MAX_BYTES:
         return None

@@ -7,8 +7,8 @@ Invariants
 - CURVE alone proves the listener only; without the allow-list any client key is accepted. So a listener with keys
   always runs the allow-list, and a dialer connects only to listeners whose key it allows.
 - A secret that others can read is refused, not repaired.
-- A name belongs to a key: who is registered as ``gpu`` may be called ``gpu``, ``gpu-<anything>`` and, for its
-  processes, ``<that>.<anything>``. ``head`` and ``machine`` belong to the head's key, whatever it is registered as.
+- A name belongs to a key: a node registered as ``gpu`` may be called ``gpu`` or ``gpu-<anything>``, and its processes
+  ``<node name>.<anything>``. ``head`` and ``machine`` belong to the head's key, whatever it is registered as.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KeyFileError(TransportError):
 
 @dataclass(frozen=True)
 class NodeKeys:
-    """These are one node's pair and the public keys that it allows, Z85. Its own key is always allowed."""
+    """A node has a key pair and a list of public keys that it lets connect, as Z85. Its own key is always allowed."""
 
     public: bytes
     secret: bytes
@@ -54,7 +54,7 @@ class NodeKeys:
     names: tuple[tuple[str, bytes], ...] = ()
     """Names that the allowed keys are registered as, each with its key."""
     head: bytes = b""
-    """Key of the head, which alone may bear its names besides our own; empty: our own is the head's."""
+    """Public key of the head: besides our own key, only this one may use the head's names. Empty in the head itself."""
 
     def __repr__(self) -> str:
         return f"NodeKeys(public={self.public.decode()}, allowed={len(self.allowed)})"
@@ -69,9 +69,9 @@ class NodeKeys:
         return public == self.public or public in self.allowed
 
     def objection(self, name: str, public: bytes) -> str | None:
-        """Why whoever has proven to hold ``public`` may not be called ``name``; None if it may.
+        """Why a process that has proven to hold the key ``public`` may not be called ``name``; None if it may.
 
-        Our own key is this user's own: its processes may bear any name.
+        Our own key belongs to the user of this node, whose processes may have any name.
         """
         if public == self.public:
             return None
@@ -93,13 +93,13 @@ class NodeKeys:
         return tuple((name, key.hex()) for name, key in self.names)
 
     def with_neighbours(self, neighbours: Sequence[tuple[str, str]]) -> NodeKeys:
-        """The same keys, which allow those that the head has named too. A name that is known here keeps its key."""
+        """A copy that also allows the keys that the head has named. A name already known here keeps its key."""
         known = {name for name, _ in self.names}
         more = tuple((name, bytes.fromhex(key)) for name, key in neighbours if name not in known)
         return replace(self, allowed=self.allowed | {key for _, key in more}, names=self.names + more)
 
     def of_head(self, head_hex: str | None) -> NodeKeys:
-        """The same keys, for a process whose head has this public key; None: the head's own."""
+        """A copy for a process whose head has this public key; None: our own key is the head's."""
         return replace(self, head=bytes.fromhex(head_hex) if head_hex else b"")
 
     def for_listener(self) -> Curve:
@@ -152,7 +152,7 @@ def allow(directory: Path, name: str, public: bytes) -> None:
 
     Raises:
         ValueError: the name cannot be a file name.
-        KeyFileError: the key is none.
+        KeyFileError: ``public`` is not a key.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"node name {name!r}: expected letters, digits, dot, dash, underscore")
@@ -165,7 +165,7 @@ def load_keys(directory: Path) -> NodeKeys:
     """Read a node's pair and its allow-list.
 
     Raises:
-        KeyFileError: a file is missing, is no key, or the secret is readable by others.
+        KeyFileError: a file is missing or holds no key, or others can read the secret.
     """
     path = directory / "node.secret"
     try:

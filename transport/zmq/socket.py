@@ -1,4 +1,4 @@
-"""One plain ZeroMQ socket, owned by one event loop, never awaited.
+"""One ZeroMQ socket, driven by callbacks of one event loop; nothing in it is awaited.
 
     ZMQ_FD readable ─▶ _drain: at most N messages or T ms ─▶ on_message
                           └ more left ─▶ call_soon(_turn)      the loop stays fair
@@ -7,12 +7,12 @@
 Invariants
 - ``ZMQ_FD`` is edge-triggered, and send, receive and reading EVENTS consume edges. So after every send and after every
   drain that stopped early, a drain is scheduled; no edge is ever waited for twice.
-- ``on_writable`` is called by the drain after a send that said FULL. If libzmq is full still, it is called when the
-  file says that something has changed, at the latest after ``_FULL_S``: a look may have consumed that edge, and to ask
-  in every turn keeps a core busy that libzmq needs to send.
+- ``on_writable`` is called by the drain after a send that said FULL. If libzmq is still full then, it is called again
+  when ``ZMQ_FD`` is readable, or after ``_FULL_S``, since reading EVENTS may have consumed that edge. Asking in every
+  turn of the loop would keep a core busy that libzmq needs to send.
 - Every call is non-blocking. A send that cannot go out says FULL; nothing is queued here beyond libzmq's own bound.
 - A callback that raises is reported to the loop's exception handler and harms neither the socket nor the others.
-- The context is handed in and used from the loop's thread only.
+- The context is passed in, and used only from the loop's thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FULL_S: Final = 0.002
 _MONITOR_HWM: Final = 100_000
 _NEVER_RECONNECT_MS: Final = 3_600_000
 _KEEPALIVES: Final = 6
-"""Questions of the kernel that stay unanswered before a connection is over."""
+"""Unanswered probes of the kernel after which a connection is over."""
 _FLAGS: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 _READABLE: Final = int(zmq.POLLIN)
@@ -50,7 +50,7 @@ _ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
 
 
 class Role(enum.Enum):
-    """A socket is one end of a connection, or of many."""
+    """A socket is one end of a single connection, or of many."""
 
     LISTENER = zmq.ROUTER
     """End of many connections; messages begin with the connection's routing id."""
@@ -59,17 +59,17 @@ class Role(enum.Enum):
 
 
 class Sent(enum.Enum):
-    """libzmq has taken a message, or has not."""
+    """A send ends in one of these ways."""
 
     SENT = "sent"
     FULL = "full"
     """Try again when ``on_writable`` has been called."""
     GONE = "gone"
-    """There is no such connection (any more)."""
+    """There is no such connection, or no longer."""
 
 
 class SocketEvent(enum.Enum):
-    """libzmq's monitor tells us these."""
+    """libzmq's monitor reports these events."""
 
     DISCONNECTED = "disconnected"
     CONNECT_FAILED = "connect_failed"
@@ -91,7 +91,7 @@ def _option(socket: zmq.Socket[bytes], option: zmq.SocketOption) -> int:
 
 
 class ZmqSocket:
-    """A socket and its monitor are driven by the running loop."""
+    """A socket and its monitor, driven by the running loop."""
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class ZmqSocket:
         self._scheduled = False
         self._stuck = False
         self._full_until: asyncio.TimerHandle | None = None
-        """Timer after libzmq was asked in vain: it is asked again when this is over, or its file says something."""
+        """Timer while libzmq is full: sending goes on when it fires, or when ``ZMQ_FD`` is readable before that."""
         self._at_turn_end: list[Callable[[], None]] = []
         self.empties = 0
-        """Number of times that a drain has found nothing left; who sees it grow knows that everything has been read."""
+        """Number of times that a drain has found nothing left: when it grows, everything has been read."""
         self._first: zmq.Frame | None = None
-        """First frame of the message that was received last, which knows who has sent it."""
+        """First frame of the last received message, which names the sender's user."""
         self._socket = context.socket(role.value)
-        # the backend's own: the wrapper around it, for what we do not use, costs as much as sending
+        # the backend's method, since pyzmq's wrapper around it costs as much as sending, for features we do not use
         self._send = functools.partial(zmq.backend.Socket.send, self._socket)
         self._monitor: zmq.Socket[bytes] | None = None
         self._doorkeeper: Doorkeeper | None = None
@@ -133,7 +133,10 @@ class ZmqSocket:
         options, socket = self._options, self._socket
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, options.hwm_messages)
-        socket.setsockopt(zmq.RCVHWM, options.hwm_messages)
+        # Where there are heartbeats, libzmq must never stop reading: when the other end of a connection that it has
+        # stopped reading closes, the next beat aborts the process (up to 4.3.5 at least, its issue 4841). So what a
+        # peer sends while our loop is busy is bounded by what that peer may have under way.
+        socket.setsockopt(zmq.RCVHWM, 0 if options.heartbeat_interval_s is not None else options.hwm_messages)
         socket.setsockopt(zmq.MAXMSGSIZE, options.max_frame_bytes)
         if options.send_buffer_bytes is not None:
             socket.setsockopt(zmq.SNDBUF, options.send_buffer_bytes)
@@ -189,7 +192,7 @@ class ZmqSocket:
         return self._socket.closed
 
     def bind(self, endpoint: str) -> str:
-        """Listen; returns the endpoint with the port that was chosen.
+        """Listen at ``endpoint``; returns it with the port that was chosen.
 
         Raises:
             OSError: the address is taken or does not exist (``zmq.ZMQError`` is converted).
@@ -215,7 +218,7 @@ class ZmqSocket:
         """Begin to connect; success is silent, failure an event. There is no automatic second try.
 
         Raises:
-            ValueError: the endpoint is none.
+            ValueError: the endpoint is malformed.
         """
         if "[" in endpoint:
             self._socket.setsockopt(zmq.IPV6, 1)
@@ -244,13 +247,13 @@ class ZmqSocket:
         return Sent.SENT
 
     def check_soon(self) -> None:
-        """Sending consumed an edge, perhaps: look again in the next turn, once for all sends of this turn."""
+        """Look for messages in the next turn, once for all sends of this turn, which may have consumed an edge."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, when whatever runs in this turn of the loop has sent what it had to send."""
+        """Call ``callback`` once, at the start of the next turn, when all code of this turn has sent its messages."""
         self._at_turn_end.append(callback)
         self.check_soon()
 
@@ -263,7 +266,7 @@ class ZmqSocket:
         self._drain()
 
     def _readable(self) -> None:
-        """Take one message, unasked. What it wakes runs next and sends, mostly; one look behind that serves both."""
+        """Take one message without reading EVENTS. Its receiver mostly sends next, and one check then serves both."""
         if self._socket.closed:
             return
         self._ask_again()
@@ -277,7 +280,7 @@ class ZmqSocket:
     def _drain(self) -> None:
         if self._socket.closed:
             return
-        # not the loop's clock: uvloop's stands still during a turn
+        # not the loop's clock, which stands still during a turn of uvloop
         deadline = time.monotonic() + self._options.drain_max_ms / 1000
         for _ in range(self._options.drain_max_messages):
             frames = self._receive() if self._holds_some() else None
@@ -314,8 +317,8 @@ class ZmqSocket:
             self._full_until = None
 
     def _holds_some(self) -> bool:
-        # Asking for EVENTS runs libzmq's pending commands, which a throttled receive may skip, so that no edge is lost;
-        # and it costs less than half of what an exception for an empty socket does.
+        # Reading EVENTS makes libzmq process its pending commands, which a receive may skip, so that no edge is lost.
+        # It also costs less than half of the exception that receiving from an empty socket raises.
         try:
             return bool(_option(self._socket, zmq.EVENTS) & _READABLE)
         except zmq.ZMQError:
@@ -338,11 +341,11 @@ class ZmqSocket:
             return None
 
     def sender_key(self) -> bytes:
-        """The key, Z85, that the sender of the message in hand has proven to hold; empty without keys."""
+        """The key, as Z85, that the sender of the last received message has proven to hold; empty without keys."""
         return b"" if self._first is None else _user_of(self._first)
 
     def _drain_monitor(self) -> None:
-        """Take as many events as messages in one turn: strangers can make them faster than we look at them."""
+        """Take a bounded number of events in one turn: strangers can cause them faster than we handle them."""
         for _ in range(self._options.drain_max_messages):
             monitor = self._monitor
             if monitor is None or monitor.closed:

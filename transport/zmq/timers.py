@@ -1,4 +1,4 @@
-"""Timers of one transport: what it puts off, with all of it called off when it closes."""
+"""Timers of one transport: delayed calls, all of which are cancelled when it closes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final
 from transport.transport import Lane
 
 _PROBES_S: Final = (0.0, 0.005, 0.02, 0.08, 0.3)
-"""Delays after a disconnect at which to ask: libzmq reports it a little before it forgets the routing id."""
+"""Delays after a disconnect at which to ask again, since libzmq reports it before it forgets the routing id."""
 
 
 class Timers:
-    """All calls to come of one transport."""
+    """The timers hold all delayed calls of one transport."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,15 +34,15 @@ class Timers:
 
 
 class Probes:
-    """Probes say when the listener's links on a lane are asked whether their connections exist: ``ask`` does it.
+    """After a disconnect, a few probes of a lane find out which of the listener's connections are gone, by ``ask``.
 
-    Once for all that happens meanwhile: a thousand that hang up together must not ask a thousand links each.
+    Disconnects that come together share their probes, so that a thousand of them do not probe a thousand links each.
     """
 
     def __init__(self, timers: Timers, ask: Callable[[Lane], None]) -> None:
         self._timers = timers
         self._ask = ask
-        self._to_come: dict[tuple[float, Lane], bool] = {}  # so long after an event; True: one more after it
+        self._to_come: dict[tuple[float, Lane], bool] = {}  # probes not yet made; True: repeat once
 
     def after_disconnect(self, lane: Lane) -> None:
         for delay_s in _PROBES_S:

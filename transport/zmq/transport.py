@@ -7,12 +7,12 @@
                                  links.Links ─▶ Receiver.on_frames / on_peer_up / on_peer_down
 
 Invariants
-- Liveness is a connection's: ZMTP heartbeats run in libzmq's own thread, so a process whose loop or GIL is busy stays
-  linked, and a stopped, killed or cut-off one does not.
-- At the listener, whether a connection exists is asked of libzmq by sending a PROBE to its routing id: after each
-  disconnect that the monitor reports, and at every heartbeat.
+- Liveness is that of the connection: ZMTP heartbeats run in libzmq's own thread, so a process whose loop or GIL is
+  busy stays linked, and a stopped, killed or cut-off one does not.
+- The listener finds out whether a connection exists by sending a PROBE to its routing id: after each disconnect that
+  the monitor reports, and at every heartbeat.
 - The receiver is called from socket and timer callbacks only, never from within ``send`` or ``disconnect``.
-- A frame of 64 KiB or more is shared with libzmq, not copied: its sender must not change the buffer any more.
+- A frame of 64 KiB or more is shared with libzmq, not copied: its sender must not change the buffer afterwards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = structlog.get_logger("headrace.transport")
 
 
 class ZmqTransport:
-    """This transport is one peer. ``role`` is told to others for their logs only."""
+    """Links one peer to others over ZeroMQ sockets. ``role`` is sent to others in the handshake."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class ZmqTransport:
         return Confirm(self._accepted.get(welcome.peer, 0), min(self._sockets, len(welcome.lanes)))
 
     def _name_objection(self, dial: Dial, welcome: Welcome) -> str | None:
-        """Why the listener may not be called as it says; only one with keys has proven anything."""
+        """Reason why the listener may not have its name; None: it may, or it has no keys to prove one."""
         if self._keys is None or dial.server_key is None or dial.endpoint.startswith("ipc://"):
             return None
         return self._keys.objection(welcome.name, bytes.fromhex(dial.server_key))
@@ -328,7 +328,7 @@ class ZmqTransport:
         return SendOutcome.NO_LINK if link is None else link.send_again(lane, frames)
 
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
-        """Say goodbye behind what is queued; both ends see ``reason``."""
+        """Queue a goodbye behind the data; both ends see ``reason``."""
         link = self._links.by_peer.get(peer)
         if link is not None:
             self._links.end(link, reason)
@@ -342,7 +342,7 @@ class ZmqTransport:
             dial.finish(None)
         for link in list(self._links.by_peer.values()):
             link.end(DownReason.STOPPED)
-        # libzmq tells no one when it has taken a message, so ask it now and then
+        # libzmq does not report that it has taken a message, so poll
         while self._loop.time() < until and any(not link.flushed for link in self._links.by_peer.values()):  # noqa: ASYNC110
             await asyncio.sleep(self.limits.flush_look_s)
         await self._shut(max(0.05, until - self._loop.time()))
@@ -354,7 +354,7 @@ class ZmqTransport:
             ended = await terminate(self._context, linger_s + self.limits.close_timeout_s)
             if not ended:
                 log.warning("sockets linger beyond their time; they are left behind", peer=self.peer.name)
-        if self._listen == "ipc://*":  # ours, with what killed processes have left that listened beside us
+        if self._listen == "ipc://*":  # our fresh directory, with sockets that killed processes may have left in it
             shutil.rmtree(Path(self._binds[0].removeprefix("ipc://")).parent, ignore_errors=True)
 
     def _drop_all(self, reason: DownReason, *, linger_s: float) -> None:

@@ -4,6 +4,8 @@ Invariants
 - Calls run one after the other, in the order in which they were made.
 - The thread keeps nothing of a call that has ended: not its arguments, nor its result.
 - The loop is never blocked; on a virtual-time loop, where no thread may run, calls run inline.
+- One thread per actor, not a pool for all: a dead disk then holds up the actors that use it and no others, and an
+  actor's calls need no lock among themselves.
 - A call that does not return within ``limits.blocking_call_s`` is called stuck: nobody waits for ever for a dead disk.
 - ``close`` has a deadline. A thread that is stuck in a call past it is left behind (it is a daemon) and reported.
 """
@@ -31,21 +33,20 @@ def threads_allowed(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class BlockingQueueFull(ActorError):
-    """A bug of the actor: more calls wait for its thread than it may have handlers at work."""
+    """The actor has a bug: more calls wait for its thread than it may have handlers running."""
 
 
 class BlockingCallStuck(ActorError):
-    """A function on an actor's thread has not returned in time, most likely because a disk hangs; it goes on there."""
+    """A function on an actor's thread has not returned in time, most likely as a disk hangs; it is still running."""
 
 
 class BlockingThread:
-    """The thread runs functions away from the loop. It is made at the first call."""
+    """The thread runs functions away from the loop; it is started at the first call."""
 
     def __init__(self, name: str, calls_max: int, call_s: float) -> None:
         self._name = name
         self._call_s = call_s
         self._calls_max = calls_max
-        # Bounded in ``run``.
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -59,7 +60,7 @@ class BlockingThread:
         A cancelled caller does not interrupt the function: it runs to its end and its result is dropped.
 
         Raises:
-            BlockingCallStuck: it, or what was called before it, takes longer than ``limits.blocking_call_s``.
+            BlockingCallStuck: the function, or one called before it, takes longer than ``limits.blocking_call_s``.
         """
         loop = asyncio.get_running_loop()
         if not threads_allowed(loop):
@@ -68,7 +69,7 @@ class BlockingThread:
             raise RuntimeError(f"the actor {self._name} has ended: it cannot run {_name_of(function)}")
         if self._thread is None:
             self._start(loop)
-        if self._jobs.qsize() >= self._calls_max:
+        if self._jobs.qsize() >= self._calls_max:  # a SimpleQueue has no bound of its own
             raise BlockingQueueFull(f"{self._name}: {self._calls_max} blocking calls wait already; await some first")
         future: asyncio.Future[R] = loop.create_future()
 
@@ -122,7 +123,7 @@ def _serve(jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop
 
 
 def _serve_one(jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop) -> bool:
-    """Do the next job; False at the end. What it was about is let go of on return, not when another one comes."""
+    """Do the next job; False at the end. Its arguments and result are released on return, not at the next job."""
     if (job := jobs.get()) is None:
         return False
     call, future = job

@@ -6,10 +6,14 @@
 
 Invariants
 - Let it crash: an exception that leaves a handler (other than a ReplyError) or a task of the group ends the actor.
-- Whoever asked is told at once: who was being answered gets Down, who waited in the mailbox gets Refused.
-- Watchers are told last, after ``on_stop``: nothing that the actor says comes after its Down.
+- Askers are told at once: for a question whose handler ran the answer is DOWN, for one in the mailbox REFUSED.
+- Watchers are told last, after ``on_stop``: nothing that the actor sends comes after its Down.
 - ``on_stop`` and the blocking thread have a deadline; nothing can keep an actor's name longer than that. An actor that
   swallows its cancellation is cancelled again, and left behind after ``limits.cancellations_max`` times.
+
+The TaskGroup is what trio calls a nursery: no task outlives its actor, and an error in any task crashes the actor.
+asyncio has no cancel scopes as trio has, so their check is made by hand: a CancelledError that nobody sent to this task
+(``cancelling() == 0``) comes from a future that somebody else has cancelled, and is a crash, not a stop.
 """
 
 from __future__ import annotations
@@ -43,17 +47,28 @@ log = structlog.get_logger("headrace.actors")
 
 
 def _say(level: str, event: str, **fields: Any) -> None:
-    """Log it if that is possible: a log that fails (its disk is full) must keep no actor from ending."""
+    """Log an event if possible: a log that fails (its disk is full) must not keep an actor from ending."""
     with contextlib.suppress(Exception):
         getattr(log, level)(event, **fields)
 
 
 class _Stop(Exception):
-    """This exception leaves the TaskGroup in good order; it is never seen outside of this file."""
+    """Ends the TaskGroup in good order by cancelling its tasks; never seen outside of this file."""
 
 
 class Cell:
-    """A cell runs one actor."""
+    """Runs one actor, from its start to its exit.
+
+    cell = Cell(port, "counter", Counter(), parent=None)     # the task begins: on_start
+    await cell.started                                       # or StartFailed
+    cell.mailbox.put(delivery)                               # taken when the handler before it is done
+    cell.stop()                                              # after that handler: on_stop, the children, the thread
+    await cell.ended                                         # ActorExit("stopped"): now the watchers are told
+
+    a handler raises      its asker gets ERROR, askers in the mailbox REFUSED, the watchers Down(crashed)
+    a child crashes       nothing, unless the parent watches it
+    kill()                cancels whatever runs; the rest of the end is the same
+    """
 
     def __init__(self, port: Port, name: str, actor: Hosted, parent: RunningActor | None) -> None:
         self._port = port
@@ -68,6 +83,7 @@ class Cell:
         self.timers: dict[asyncio.TimerHandle, None] = {}
         self.blocking = BlockingThread(name, self.limits.concurrent_handlers, self.limits.blocking_call_s)
         self.working: dict[Delivery, asyncio.Task[None] | None] = {}
+        """Deliveries whose handlers run, with the task of each that runs beside the actor's own."""
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[ActorExit] = loop.create_future()
@@ -99,7 +115,7 @@ class Cell:
                 task.cancel()
 
     def put_own(self, message: Message, sender: ActorAddress, watch_id: int = 0) -> None:
-        """Put a message into the mailbox that the actor itself has set in motion."""
+        """Put a message that no other actor sent into the mailbox: one from the actor's timer, or a Down."""
         handler = self.actor.handlers[type(message)]
         self.mailbox.put(Delivery(message, tag_of(type(message)), handler, sender, watch_id=watch_id))
 
@@ -130,7 +146,7 @@ class Cell:
 
     async def _serve(self) -> None:
         mailbox = self.mailbox
-        turn = self.limits.drain_max_messages
+        most = self.limits.drain_max_messages
         taken = 0
         while not self._stop_reason:
             delivery = mailbox.take()
@@ -140,7 +156,7 @@ class Cell:
                 continue
             batch = [delivery]
             if delivery.handler.batched and delivery.caller is None:
-                batch += mailbox.take_more(delivery, turn - taken - 1)
+                batch += mailbox.take_more(delivery, most - taken - 1)
             if self._is_due(delivery):
                 delivery.since = self._port.now()
                 if delivery.handler.occupies:
@@ -149,19 +165,19 @@ class Cell:
                 else:
                     await self._run_beside(delivery, batch)
             taken += len(batch)
-            if taken >= turn:  # a full mailbox must not keep the loop from everybody else
+            if taken >= most:  # a full mailbox must not keep everybody else from the loop
                 taken = 0
                 await asyncio.sleep(0)
 
     def _has_slot_for(self, delivery: Delivery) -> bool:
-        """Whether one more may run beside the others; else it goes back, where it can be withdrawn and refused."""
+        """Whether one more handler may run; else ``delivery`` goes back to the mailbox, to be withdrawn or refused."""
         if len(self.working) < self.limits.concurrent_handlers:
             return True
         self.mailbox.put_back(delivery)
         return False
 
     def _is_due(self, delivery: Delivery) -> bool:
-        """Whether somebody still wants it; else whoever asked is told."""
+        """Whether ``delivery`` is still to be handled; if its deadline has passed, the asker is told."""
         if delivery.watch_id and not self._still_watched(delivery):
             return False
         if delivery.deadline_at is not None and self._port.now() >= delivery.deadline_at:
@@ -171,7 +187,10 @@ class Cell:
         return True
 
     async def _run_beside(self, delivery: Delivery, batch: list[Delivery]) -> None:
-        """Run a handler as a task of its own; returns when the next message may be taken."""
+        """Run a handler as a task of its own; returns when the next message may be taken.
+
+        A stream that is not concurrent has a task of its own all the same: a CANCEL must be able to end it alone.
+        """
         assert self._group is not None
         task = self._group.create_task(self._run(delivery, batch), name=f"{self.name}: {delivery.tag}")
         self.working[delivery] = task
@@ -232,7 +251,7 @@ class Cell:
     def _done_with(self, delivery: Delivery) -> None:
         if delivery.answered or delivery.abandoned or delivery.caller is None:
             self.working.pop(delivery, None)
-        # What stays is being cancelled because the actor ends: its exit will be the answer.
+        # Else its handler is cancelled because the actor ends: ``_close_mailbox`` will answer it with the exit.
         self.mailbox.wake()
 
     def _close_mailbox(self, ended: ActorExit) -> None:
@@ -240,7 +259,7 @@ class Cell:
             failed = StartFailed(f"{self.name} did not start: {ended.error!r}")
             failed.__cause__ = ended.error
             self.started.set_exception(failed)
-            self.started.exception()  # spawn may have given up waiting; the exit says the same
+            self.started.exception()  # marked as retrieved: spawn may have given up waiting
         gone = TargetGone(reason=ended.gone, detail=ended.detail, permanent=ended.permanent)
         for delivery in self.working:
             self._port.answer(delivery, Kind.DOWN, gone)
@@ -267,7 +286,7 @@ class Cell:
             _say("error", "an actor crashed", actor=self.name, error=repr(ended.error), exc_info=ended.error)
         try:
             await self._end_what_is_its_own(ended)
-        finally:  # whatever fails of that, who waits for the end must not wait for ever
+        finally:  # whatever fails above, those who wait for the end must not wait for ever
             if not self.ended.done():
                 self._tell_end(ended)
 
@@ -291,7 +310,7 @@ class Cell:
         """Cancel whatever the actor does, and wait until it has ended."""
         cancellations = 0
         while not self.ended.done():
-            if not self.mailbox.closed:  # else it is ending, and each part of that has its deadline
+            if not self.mailbox.closed:  # else it is ending already, and each step of that has a deadline
                 if cancellations >= self.limits.cancellations_max:
                     self._leave_behind()
                     return
@@ -302,7 +321,7 @@ class Cell:
                     await asyncio.shield(self.ended)
 
     def _leave_behind(self) -> None:
-        """Its task goes on to swallow what it is told; to everybody else the actor has ended."""
+        """Give up on a task that ignores its cancellation: to everybody else the actor has ended."""
         self._port.count("actors_left_behind")
         ended = ActorExit("crashed", CancellationSwallowed(f"{self.name} goes on although it was cancelled"))
         _say("error", "an actor swallows its cancellation and is left behind", actor=self.name)
@@ -311,7 +330,7 @@ class Cell:
 
 
 def _crash_of(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
-    """The first real error of a group, None if it only holds the stop signal."""
+    """The first error of a group, None if it holds nothing but ``_Stop``."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             nested = _crash_of(cast("BaseExceptionGroup[BaseException]", error))

@@ -1,11 +1,12 @@
-"""Messages that found no receiver: counted by reason, the newest kept for whoever looks.
+"""Messages that found no receiver: counted by reason, the newest kept to be looked at.
 
-    to an actor that is not here ──────▶ unknown_actor     a command of a former ruler ─────▶ stale_term
+    to an actor that is not here ──────▶ unknown_actor     a command of a former leader ────▶ stale_term
     to a former life of this process ──▶ older_life        no link to its process ──────────▶ no_link
     in the mailbox of one that ends ───▶ stopping          queued for a link that was lost ─▶ link_lost
 
-Noted once, in the process where its way ended. Questions are noted too, although whoever asked is told. A message that
-an actor refuses because it is full or late did find its receiver: ``ActorSystem.counters`` has those.
+Each is noted once, in the process that could not deliver it. Questions are noted too, although the asker is told. A
+message that is refused because the mailbox is full, or because it comes too late, did find its receiver:
+``ActorSystem.counters`` counts those.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LINK_LOST: Final = "link_lost"
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter is one message that found no receiver."""
+    """One message that found no receiver."""
 
     reason: str
     tag: str
@@ -39,7 +40,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetters:
-    """The table of one process counts all dead letters, and remembers the newest ``kept``."""
+    """Counts all dead letters of one process, and remembers the newest ``kept``."""
 
     def __init__(self, kept: int) -> None:
         self.counts: Counter[str] = Counter()
@@ -50,7 +51,7 @@ class DeadLetters:
         self._newest.append((now, reason, tag, source, target))
 
     def newest(self, now: float) -> list[DeadLetter]:
-        """Those that are remembered, newest first."""
+        """The dead letters that are remembered, newest first."""
         return [
             DeadLetter(reason=reason, tag=tag, source=source, target=target, ago_s=now - at)
             for at, reason, tag, source, target in reversed(self._newest)

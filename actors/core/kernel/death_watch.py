@@ -1,4 +1,9 @@
-"""Who watches whom, for both sides of a watch; ``actors/core/watch.py`` draws the flow."""
+"""Who watches whom, for both sides of a watch; ``actors/core/watch.py`` draws the flow.
+
+A WATCH goes on the signal lane, so that it never waits behind weights. A DOWN goes on the message lane, behind all that
+the actor has sent there: Erlang guarantees that order between two processes for all signals, and code that expects a
+worker's last messages before its Down relies on it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,14 @@ from transport.transport import Lane, SendOutcome
 
 
 class DeathWatch:
-    """One process's death watch: it watches for its actors, and tells who watches them."""
+    """Watches on behalf of the actors of one process, and tells those who watch them."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
         self.held: dict[int, tuple[str, ActorAddress]] = {}
         """Watches of actors of this process by their ids: the watcher's name, and whom it watches."""
         self.watchers: dict[str, dict[Caller, None]] = {}
-        """Who watches an actor of this process, by its name; each under the id of the watch."""
+        """Watchers of each actor of this process, by its name; each under the id of the watch."""
 
     def watch(self, cell: RunningActor, target: ActorAddress) -> None:
         port = self._port
@@ -54,7 +59,7 @@ class DeathWatch:
         return watch is not None and watch[1].peer == peer
 
     def end(self, watch_id: int, reason: Gone, detail: str, *, permanent: bool = False) -> None:
-        """The watched actor is gone: the watcher gets its one Down."""
+        """End a watch because the watched actor is gone: the watcher gets its one Down."""
         watch = self.held.pop(watch_id, None)
         if watch is None:
             return
@@ -68,7 +73,7 @@ class DeathWatch:
         self.watchers.setdefault(target, {})[watcher] = None
 
     def remove_watcher(self, target: str, watcher: Caller) -> None:
-        """Idempotent."""
+        """Forget one watcher of ``target``. Idempotent."""
         watchers = self.watchers.get(target, {})
         watchers.pop(watcher, None)
         if not watchers:
@@ -83,7 +88,7 @@ class DeathWatch:
                 port.post(peer, "", Lane.MESSAGE, Kind.DOWN, gone, request_id=watch_id, surely=True)
 
     def peer_gone(self, peer: PeerId, reason: Gone, why: str) -> None:
-        """Nobody at ``peer`` can be heard any more: end what is held on it, forget what it holds."""
+        """End the watches on actors of ``peer``, which is unreachable, and forget the watches that ``peer`` holds."""
         for watch_id in [watch_id for watch_id in self.held if self.is_held(watch_id, peer)]:
             self.end(watch_id, reason, why)
         for target, watchers in list(self.watchers.items()):

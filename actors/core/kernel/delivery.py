@@ -1,4 +1,4 @@
-"""One message on its way through an actor, who handles it there, and which one is being handled now."""
+"""A message on its way through an actor, its handler there, and the delivery that is being handled now."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transport.address import ActorAddress
 from transport.transport import Lane
 
 
-class Window(NamedTuple):
-    """A window says what a stream may have under way, and how long either end waits for the other."""
+class StreamWindow(NamedTuple):
+    """Bounds what a stream may have under way, and how long either end waits for the other."""
 
     items: int
     bytes: int
@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
 
 class Handler(msgspec.Struct, frozen=True, gc=False):
-    """A handler says how an actor class answers one message type."""
+    """Describes the method of an actor class that handles one message type."""
 
     method: str
     concurrent: bool
@@ -33,25 +33,25 @@ class Handler(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delivery(msgspec.Struct, eq=False):
-    """A delivery is one message on its way through an actor. Two are never equal: each is a key of its own."""
+    """One message on its way through an actor. Two are never equal: each is a key of its own."""
 
     message: Message
     tag: str
     handler: Handler
     sender: ActorAddress | None
     caller: Caller | None = None
-    """Who asked; None for a tell."""
+    """Asker, who gets the answer; None for a tell."""
     deadline_at: float | None = None
     """Loop time after which the work is not to be begun."""
     lane: Lane = Lane.MESSAGE
     """The lane on which the answer goes."""
-    window: Window | None = None
+    window: StreamWindow | None = None
     """Window of the stream that was asked for, if any."""
     watch_id: int = 0
-    """Id of the watch that a Down ends, and without which it is void; 0 for every other message."""
+    """Id of the watch that a Down ends; 0 for every other message. A Down whose watch is over is dropped."""
     answered: bool = False
     abandoned: bool = False
-    """Whether whoever asked has left."""
+    """Whether the asker has left."""
     since: float = 0.0
     """Loop time at which the handler began."""
 

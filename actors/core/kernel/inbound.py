@@ -1,11 +1,12 @@
-"""What comes from other processes: read the header, decide, and only then decode.
+"""Handles messages from other processes: reads the header, decides, and only then decodes the body.
 
 Invariants
 - Nothing that arrives can raise out of here: what cannot be read is counted and refused, and a peer that sends
   ``limits.malformed_max`` such messages is cut off.
-- A message that will not be executed is refused before its body is decoded; one that its sender may not send
-  (``senders.py``), before anything else is said about its target.
+- A message that will not be executed is refused before its body is decoded. One that its sender may not send
+  (``senders.py``) is refused before the sender learns anything about the target.
 - Nothing is dropped without an answer, if the sender can be told: a refused tell comes back as REFUSED with id 0.
+- An answer is taken only from the process that was asked, since ids are numbers from 1, which anybody could guess.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import structlog
 from actors.core.errors import RefusalReason
 from actors.core.kernel.answers import Caller, Refusal, TargetGone
 from actors.core.kernel.death_watch import DeathWatch
-from actors.core.kernel.delivery import Delivery, Window
+from actors.core.kernel.delivery import Delivery, StreamWindow
 from actors.core.kernel.port import Port
 from actors.core.kernel.stream_table import StreamTable
 from actors.core.kernel.streams import Stream
@@ -39,7 +40,7 @@ _Receive = Callable[[PeerId, Lane, Envelope, list[Frame]], None]
 
 
 class Inbound:
-    """What the transport calls with every message, and when a link comes or goes."""
+    """The transport hands every message to this object, and tells it when a link comes or goes."""
 
     def __init__(self, port: Port, deaths: DeathWatch, streams: StreamTable, guard: Guard | None = None) -> None:
         self._port = port
@@ -138,7 +139,7 @@ class Inbound:
         return None
 
     def _forbid(self, peer: PeerId, why: str) -> Refusal:
-        """Refuse what ``peer`` may not send; the log has its first, its tenth, its hundredth attempt."""
+        """Refuse a message that ``peer`` may not send; logs its first, tenth, hundredth … attempt."""
         self._port.count("forbidden")
         self._forbidden[peer] += 1
         attempts = self._forbidden[peer]
@@ -146,11 +147,11 @@ class Inbound:
             log.warning("a message that its sender may not send is refused", peer=str(peer), why=why, attempts=attempts)
         return Refusal(reason=RefusalReason.NOT_ALLOWED, detail=why)
 
-    def _window(self, envelope: Envelope) -> Window:
+    def _window(self, envelope: Envelope) -> StreamWindow:
         timeout_s = self._port.limits.ask_timeout_s
         if envelope.deadline_ms != NO_DEADLINE:
             timeout_s = envelope.deadline_ms / 1000
-        return Window(envelope.number, envelope.number_bytes, timeout_s)
+        return StreamWindow(envelope.number, envelope.number_bytes, timeout_s)
 
     def _answer(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if envelope.kind is Kind.REFUSED and envelope.request_id == 0:

@@ -6,10 +6,11 @@
 
 Invariants
 - While an outbox holds something for a lane, all that follows on that lane queues behind it: order is kept.
-- An outbox is bounded. What must arrive and finds it full breaks the link, or the attempt to make one: a gap is never
-  silent. Both ends hear UNREACHABLE then, as it is no goodbye.
-- What was queued for a link does not travel on its successor: it is lost with it, and ``on_lost`` hears of each.
-- A parcel whose deadline passes in the outbox is not sent; what remains of a deadline is computed at the sending.
+- An outbox is bounded. A message that must arrive and finds it full breaks the link, or the attempt to make one: a gap
+  is never silent. Both ends are then told UNREACHABLE, since the peer has not said goodbye.
+- Messages queued for a link are lost with it, never sent on the next one, and ``on_lost`` is called for each. Else an
+  actor could get an older message after a Down, and a Down promises silence.
+- A parcel whose deadline passes in the outbox is not sent; what remains of a deadline is computed when it is sent.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from transport.transport import DownReason, Frame, Lane, SendOutcome, Transport
 log = structlog.get_logger("headrace.actors")
 
 _RETRY_S: Final = 0.005
+"""Pause before a full lane is tried again: the transport does not say when a lane has room."""
 
 
 class MessageTooLarge(ActorError):
-    """A bug of the sender: larger than ``limits.message_max_bytes``. Cut it up, or stream it."""
+    """A message is larger than ``limits.message_max_bytes``: a bug of the sender, who must cut it up or stream it."""
 
     permanent = True
 
 
 class Parcel(NamedTuple):
-    """A parcel is a message that is ready to go. ``deadline_at`` is loop time."""
+    """Holds a message that is ready to be sent. ``deadline_at`` is loop time."""
 
     envelope: Envelope
     body: Sequence[Frame]
@@ -48,14 +50,14 @@ class Parcel(NamedTuple):
 
 
 class _Outbox:
-    """What waits for the link to one peer, or for room on it."""
+    """Holds messages that wait for the link to one peer, or for room on it."""
 
     def __init__(self) -> None:
         self.queues: dict[Lane, deque[Parcel]] = {lane: deque() for lane in Lane}
         self.connecting: asyncio.Task[None] | None = None
         self.retry: asyncio.TimerHandle | None = None
         self.cut = False
-        """Whether something that must arrive is missing in it: then none of it may be sent."""
+        """Whether a message that must arrive is missing here: then none of the others may be sent."""
 
     def cancel(self) -> None:
         if self.connecting is not None:
@@ -65,7 +67,14 @@ class _Outbox:
 
 
 class Links:
-    """All that a process sends to others goes through here."""
+    """Sends all messages of one process to others.
+
+    links.send(peer, endpoint, ...)                    # no link: QUEUED in an outbox, and connecting begins
+    links.send(peer, endpoint, ...)                    # QUEUED behind it
+    links.on_peer_up(peer)                             # both go, in order; later ones go straight to the transport
+    links.send(peer, endpoint, ..., surely=True)       # lane full: an outbox again, tried every 5 ms; if that
+                                                       # is full too, the link is cut: both ends hear UNREACHABLE
+    """
 
     def __init__(
         self,
@@ -98,7 +107,7 @@ class Links:
         return peer
 
     def is_queueing(self, peer: PeerId) -> bool:
-        """Whether what is sent to ``peer`` now waits for its link."""
+        """Whether a message sent to ``peer`` now would wait for the link."""
         box = self._boxes.get(peer)
         return box is not None and box.connecting is not None
 
@@ -131,7 +140,7 @@ class Links:
             outcome = self._queue(peer, box, lane, parcel, surely)
             self._retry_soon(peer, box)
         elif outcome is SendOutcome.NO_LINK and self._may_connect(peer, endpoint):
-            self._drop(peer)  # what waited there for room was for the link that is gone
+            self._drop(peer)  # what it holds waited for room on the link that is gone
             box = self._boxes[peer] = _Outbox()
             box.connecting = asyncio.get_running_loop().create_task(self._connect(peer, endpoint, box))
             self._tasks[box.connecting] = None
@@ -180,7 +189,7 @@ class Links:
             self._give_up(peer, box, str(error))
             return
         except Exception as error:
-            # A bug below. Those who wait for the link must not wait for ever all the same.
+            # A bug in the transport; those who wait for the link must still not wait for ever.
             log.exception("connecting failed", peer=str(peer), endpoint=endpoint)
             self._give_up(peer, box, repr(error))
             return
@@ -209,11 +218,11 @@ class Links:
                 self._on_lost(peer, parcel.envelope)
 
     def on_peer_up(self, peer: PeerId) -> None:
-        """The link is there: what waited for it goes first."""
-        self._replaced.pop(peer, None)  # nobody is linked to a life that has been replaced
+        """The link is up: send what has waited for it before anything else."""
+        self._replaced.pop(peer, None)  # a peer that has a link has not been replaced
         box = self._boxes.get(peer)
         if box is not None and box.connecting is not None and not box.cut:
-            # The task itself may be the caller, and if it is not it has nothing left to do but to return.
+            # The connecting task may be the caller; if it is not, nothing is left for it but to return.
             box.connecting = None
             self._on_sent(peer)
             self._drain(peer, box)
@@ -240,13 +249,13 @@ class Links:
             box.retry = asyncio.get_running_loop().call_later(_RETRY_S, self._drain, peer, box)
 
     def cut(self, peer: PeerId) -> None:
-        """Break the link to a peer that does not take what must arrive, or that talks nonsense."""
+        """Break the link to a peer that does not take what must arrive, or that sends what cannot be read."""
         self.counters["links_cut"] += 1
         box = self._boxes.get(peer)
         if box is None or box.connecting is None:
             self._transport.disconnect(peer, DownReason.UNREACHABLE)
         elif not box.cut:
-            # In a turn of its own, as a lost link is told too: nobody who sends is called back from within.
+            # Called later, as for a lost link: a sender must not be called back from within its own call.
             box.cut = True
             asyncio.get_running_loop().call_soon(self._break_off, peer, box)
 
@@ -257,7 +266,7 @@ class Links:
             self._transport.disconnect(peer, DownReason.UNREACHABLE)  # it may have come up meanwhile
 
     def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
-        """Forget what was queued."""
+        """The link is lost, and what was queued with it; a peer that was replaced is not connected to again."""
         self._drop(peer)
         if reason is DownReason.REPLACED:
             self._replaced[peer] = None

@@ -1,4 +1,4 @@
-"""How late the event loop of a process comes to its timers."""
+"""Measures how late the event loop of a process runs its timers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROBES_KEPT: Final = 256
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """Lag says how late the loop has been over the last probes, some ten seconds."""
+    """The loop was late by this much over the last probes, of some ten seconds."""
 
     p50_s: float
     p99_s: float
@@ -23,9 +23,9 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 class LoopLag:
-    """A probe every 50 ms measures how late the loop comes to its timers.
+    """A probe every 50 ms measures how late the loop runs its timers.
 
-    Off under virtual time: there is no lag, and a timer without end would hide a deadlock.
+    No probe runs under virtual time: there is no lag, and an endless timer would hide a deadlock.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class LoopLag:
             self._timer.cancel()
 
     def over_last_probes(self) -> Lag | None:
-        """None where nothing is probed, or has been yet."""
+        """The lag over the last probes; None where nothing is probed, or nothing yet."""
         ordered = sorted(self._probes)
         if not ordered:
             return None

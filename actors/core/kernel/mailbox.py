@@ -2,8 +2,9 @@
 
 Invariants
 - Nothing is dropped silently: ``room`` is asked before ``put``, and the sender is told.
-- What the actor has set in motion itself (Down, timers) needs no room: watches and timers bound how much that is.
-- First in, first out. The future only signals; the deque stores, so a cancelled wait loses nothing.
+- Messages that the actor asked for itself (Down, timers) need no room: the number of watches and timers bounds them.
+- First in, first out. There is no selective receive as in Erlang, where messages that nobody selects pile up.
+- The future only signals; the deque stores, so a cancelled wait loses nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from actors.core.kernel.delivery import Delivery
 
 
 class Mailbox:
-    """An actor's messages wait here."""
+    """A mailbox holds the messages that its actor has not begun.
+
+    mailbox = Mailbox(bound=2)
+    mailbox.put(a); mailbox.put(b)
+    mailbox.room()                # MAILBOX_FULL: whoever delivers answers the sender with it, and puts nothing in
+    mailbox.put(down)             # but a message that the actor asked for itself is put in without room
+    mailbox.take()                # a
+    mailbox.close()               # [b, down]: whoever closes answers the askers of these
+    """
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -49,7 +58,7 @@ class Mailbox:
         self._items.appendleft(delivery)
 
     def take_more(self, like: Delivery, most: int) -> list[Delivery]:
-        """The next ones, at most so many, up to the first that is not a tell for the handler of ``like``."""
+        """The next messages, at most ``most``, up to the first that is not a tell for the handler of ``like``."""
         items, more = self._items, list[Delivery]()
         while items and len(more) < most and items[0].handler is like.handler and items[0].caller is None:
             more.append(items.popleft())
@@ -69,7 +78,7 @@ class Mailbox:
             self._signal.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until ``wake`` is called; there is one reader, whose life is the deadline of this wait."""
+        """Wait until ``wake`` is called. There is one reader, and the wait ends at the latest when it is cancelled."""
         self._signal = asyncio.get_running_loop().create_future()
         try:
             await self._signal

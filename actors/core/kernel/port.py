@@ -1,4 +1,4 @@
-"""What the parts of the kernel, and the public face above them, may ask of the process that they serve.
+"""The interface of a process's router, through which the parts of the kernel and the classes above it use each other.
 
     Ref, Context, Look ─▶ Port ◀─ Questions, StreamTable, DeathWatch, Cell, Inbound
                             ▲
@@ -6,8 +6,7 @@
 
 Invariants
 - A part holds a Port, never the router; so parts do not import each other in a circle.
-- Each table of open business (questions, producers) is owned by the router and has one part that
-  works on it.
+- The router owns each table of what is open (questions, producers), and one part works on it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from actors.core.kernel.answers import Caller, Refusal
 from actors.core.kernel.blocking import BlockingThread
 from actors.core.kernel.dead_letters import DeadLetters
-from actors.core.kernel.delivery import Delivery, Handler, Window
+from actors.core.kernel.delivery import Delivery, Handler, StreamWindow
 from actors.core.kernel.links import Links
 from actors.core.kernel.loop_lag import LoopLag
 from actors.core.kernel.mailbox import Mailbox
@@ -36,10 +35,10 @@ R = TypeVar("R", bound=Message)
 
 
 class Hosted(Protocol):
-    """An actor is this much to the kernel."""
+    """An actor as the kernel sees it."""
 
     ctx: Any
-    """Context of the actor, which stands above this file."""
+    """Context of the actor; untyped, since this file may not import it."""
 
     handlers: ClassVar[dict[type[Message], Handler]]
 
@@ -48,7 +47,7 @@ class Hosted(Protocol):
 
 
 class RunningActor(Protocol):
-    """A cell is this much to its context and to the rest of the kernel."""
+    """A cell, which runs one actor, as the actor's context and the rest of the kernel see it."""
 
     name: str
     address: ActorAddress
@@ -68,7 +67,7 @@ class RunningActor(Protocol):
 
 
 class Port(Protocol):
-    """A process is its tables, and what can be done in it. ``router.py`` says what each verb does."""
+    """A port gives access to a process's tables and operations. ``router.py`` describes each method."""
 
     limits: Limits
     seed: int
@@ -101,7 +100,7 @@ class Port(Protocol):
     ) -> Coroutine[Any, Any, R]: ...  # fmt: skip
     def stream(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, item: type[R], lane: Lane,
-        window: Window,
+        window: StreamWindow,
     ) -> Stream[R]: ...  # fmt: skip
     async def successor(self, address: ActorAddress) -> ActorAddress: ...
     def post(
@@ -114,7 +113,7 @@ class Port(Protocol):
     def admit(self, target: str, kind: type[Message], *, stream: bool) -> tuple[RunningActor, Handler] | Refusal: ...
     def deliver_local(
         self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
-        deadline_at: float | None = None, *, window: Window | None = None,
+        deadline_at: float | None = None, *, window: StreamWindow | None = None,
     ) -> Refusal | None: ...  # fmt: skip
     def peer_gone(self, peer: PeerId, why: str, reason: Gone) -> None: ...
 

@@ -17,7 +17,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Questions:
-    """The asking half of the kernel: ``ActorRef.ask`` ends here."""
+    """``Questions`` does the work of ``ActorRef.ask``."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -26,7 +26,7 @@ class Questions:
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
         timeout_s: float | None, lane: Lane,
     ) -> R:  # fmt: skip
-        """See ``ActorRef.ask``. One coroutine a question: each more is awaited anew whenever the answer comes."""
+        """See ``ActorRef.ask``. All of it is one coroutine: each further one would be resumed with every answer."""
         port = self._port
         now, asker = port.now(), "" if owner is None else owner.name
         deadline_at = now + (port.limits.ask_timeout_s if timeout_s is None else timeout_s)
@@ -43,11 +43,11 @@ class Questions:
                     raise error_of(refusal, address, waiter.question, stream=False)
             else:
                 self.send(waiter, Kind.ASK, message, lane, deadline_at)
-            return cast(R, await future)  # whoever settled it has closed the waiter, and looked at the kind
+            return cast(R, await future)  # whoever settled it has closed the waiter, and checked the reply's type
         except BaseException as error:
             port.requests.close(waiter)
             if future.done() and not future.cancelled():
-                future.exception()  # seen: a failure may come in the turn in which the asker is cancelled
+                future.exception()  # else asyncio logs one that comes just as the asker is cancelled as never retrieved
             if not isinstance(error, AskError) or isinstance(error, DeadlineExceeded):
                 self.cancel(waiter, lane)
             raise

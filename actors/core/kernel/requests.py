@@ -4,8 +4,9 @@
 
 Invariants
 - A waiter ends exactly once and leaves the table then; an answer that finds no waiter is dropped.
-- Deadlines belong to this table, never to a socket. One timer of the loop serves them all: it is set for the earliest
-  deadline that was ever nearest, so a question that is answered in time sets and cancels none.
+- Deadlines belong to this table, never to a socket. One timer of the loop serves them all: it stays set when its
+  question is answered, so most questions neither set nor cancel a timer. (``call_later`` and ``cancel`` for each
+  question would leave a cancelled handle of each in the loop's heap, until asyncio sweeps it.)
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from actors.core.message import Message
 from transport.address import ActorAddress, PeerId
 
 _SLACK: Final = 64
-"""Number of deadlines of ended questions that are kept before they are swept out."""
+"""Number of deadlines of ended questions that may stay in the heap whatever is open."""
 
 
 class Waiter:
-    """A waiter is an ask, or the consuming end of a stream, that has not ended."""
+    """Represents an ask, or the consuming end of a stream, that has not ended."""
 
     __slots__ = ("asker", "deadline_at", "future", "question", "reply_kind", "request_id", "sent", "since", "target")
 
@@ -43,7 +44,7 @@ class Waiter:
         """Whether the frames have been handed to a live link, so that the target may have seen them."""
         self.future: asyncio.Future[Any] | None = None
         self.deadline_at = math.inf
-        """Loop time at which ``Requests`` lets it fail; a stream's consumer minds its own."""
+        """Loop time at which ``Requests`` lets it fail; a stream's consumer keeps its own deadlines instead."""
 
     @property
     def is_stream(self) -> bool:
@@ -59,14 +60,14 @@ class Waiter:
             self.future.set_exception(error)
 
     def lost(self, why: str, gone: str) -> AskError:
-        """What losing the link to the target means for this question."""
+        """The error with which this question fails when the link to the target is lost."""
         text = f"{self.question} to {self.target}: {why}"
         kind = SentNoReply if self.sent else NotSent
         return kind(text, target=self.target, question=self.question)
 
 
 class OverdueAsk(NamedTuple):
-    """An overdue ask has not ended at its deadline, which breaks a promise of this table."""
+    """Describes an ask that has not ended at its deadline, which breaks a promise of this table."""
 
     request_id: int
     asker: str
@@ -76,7 +77,7 @@ class OverdueAsk(NamedTuple):
 
 
 class AskCounts(NamedTuple):
-    """The counts of what a process has asked so far: ``opened`` is ``ended + open``; streams count too."""
+    """Counts what a process has asked so far: ``opened`` is ``ended + open``; streams count too."""
 
     opened: int
     ended: int
@@ -85,13 +86,13 @@ class AskCounts(NamedTuple):
 
 
 class Requests:
-    """The table holds the open questions of one process."""
+    """Holds the open questions of one process."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._open: dict[int, Waiter] = {}
         self._deadlines: list[tuple[float, int]] = []
-        """Heap with ended questions in it, which are swept out when they are the most."""
+        """Heap, with ended questions among the open ones; they are swept out when they are more than half of it."""
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = math.inf
         self._opened = 0
@@ -172,13 +173,13 @@ class Requests:
                 waiter.sent = True
 
     def fail_peer(self, peer: PeerId, why: str, gone: str) -> None:
-        """Every question to ``peer`` ends now."""
+        """End every question to ``peer`` now."""
         for waiter in [w for w in self._open.values() if w.target.peer == peer]:
             self.close(waiter)
             waiter.fail(waiter.lost(why, gone))
 
     def fail_all(self, why: str, gone: str) -> None:
-        """Every question of this process ends now."""
+        """End every question of this process now."""
         for peer in dict.fromkeys(waiter.target.peer for waiter in self._open.values()):
             self.fail_peer(peer, why, gone)
         if self._timer is not None:

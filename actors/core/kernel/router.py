@@ -5,8 +5,8 @@
     Transport ─▶ inbound.py ─▶ admit ─▶ decode ─▶ mailbox
 
 Invariants
-- Here or elsewhere, the outcomes are the same.
-- An answer, a Down and the end of a stream are never lost on a living link: rather the link is broken.
+- The outcomes are the same for a target in this process and in another one.
+- An answer, a Down and the end of a stream are never lost on a link that is up: rather the link is broken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from actors.core.kernel.answers import Caller, NoReply, Refusal, TargetGone, err
 from actors.core.kernel.cell import Cell
 from actors.core.kernel.dead_letters import LINK_LOST, NO_LINK, NO_RECEIVER, DeadLetters
 from actors.core.kernel.death_watch import DeathWatch
-from actors.core.kernel.delivery import Delivery, Handler, Window
+from actors.core.kernel.delivery import Delivery, Handler, StreamWindow
 from actors.core.kernel.links import Links
 from actors.core.kernel.loop_lag import LoopLag
 from actors.core.kernel.port import Hosted, RunningActor
@@ -43,7 +43,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Router:
-    """The router holds the actors of one process and all their open business."""
+    """Holds the actors of one process, and their open questions, streams and watches."""
 
     def __init__(self, transport: Transport, limits: Limits, seed: int) -> None:
         self.transport = transport
@@ -86,7 +86,7 @@ class Router:
         return self._last_id
 
     def count(self, what: str) -> None:
-        """One more of it, for ``ActorSystem.counters``."""
+        """Count one more ``what``, for ``ActorSystem.counters``."""
         self.counters[what] += 1
 
     async def spawn(self, name: str, actor: Hosted, parent: RunningActor | None = None) -> Cell:
@@ -111,12 +111,12 @@ class Router:
             cell.task.cancel()
             raise
         except StartFailed:
-            await cell.kill()  # it is ending by itself: the name is free again when the caller hears of it
+            await cell.kill()  # waits for its end: the name is free again when the caller hears of it
             raise
         return cell
 
     async def stop_cell(self, cell: RunningActor, reason: str = "stopped") -> ActorExit:
-        """Stop in good order; after ``limits.stop_timeout_s`` by force."""
+        """Stop an actor in good order; after ``limits.stop_timeout_s`` by force."""
         cell.stop(reason)
         try:
             async with asyncio.timeout(self.limits.stop_timeout_s):
@@ -127,7 +127,7 @@ class Router:
             return cell.ended.result()
 
     def cell_ended(self, name: str, ended: ActorExit) -> None:
-        """Free the name and tell who watches."""
+        """Free the actor's name and tell its watchers."""
         del self.cells[name]
         self.exits[name] = ended
         while len(self.exits) > self.limits.mailbox_messages:
@@ -161,13 +161,13 @@ class Router:
         return outcome
 
     def _note_dead(self, reason: str, peer: PeerId, envelope: Envelope) -> None:
-        """Note what actors say to each other and answer; the rest is the kernel's own, and nobody misses it."""
+        """Note a lost message or answer; an envelope without a tag is a signal of the kernel, and not noted."""
         if envelope.tag:
             target = f"{envelope.target or 'an asker'}@{peer}"
             self.dead_letters.add(reason, envelope.tag, envelope.source, target, self.now())
 
     def note_refused(self, refusal: Refusal, tag: str, source: str, target: str) -> None:
-        """A message is refused here; if that is because nobody is there for it, it is a dead letter."""
+        """Note a refused message as a dead letter, if it was refused because nobody is there for it."""
         if refusal.reason in NO_RECEIVER:
             self.dead_letters.add(refusal.reason, tag, source, f"{target}@{self.own}", self.now())
 
@@ -194,13 +194,13 @@ class Router:
         return ActorAddress(address.name, peer, address.endpoint)
 
     def cancel(self, target: str, caller: Caller) -> None:
-        """Whoever asked has left. Best effort, idempotent."""
+        """Stop working for a caller that has left. Best effort, idempotent."""
         self.streams.cancel(caller)
         if (cell := self.cells.get(target)) is not None:
             cell.cancel_question(caller)
 
     def admit(self, target: str, kind: type[Message], *, stream: bool) -> tuple[Cell, Handler] | Refusal:
-        """Whether ``target`` would take a message of ``kind`` now. Decodes nothing."""
+        """Cell and handler for a message of ``kind`` to ``target``, or why it is refused now. Decodes nothing."""
         cell = self.cells.get(target)
         if cell is None:
             return Refusal(reason=RefusalReason.UNKNOWN_ACTOR, detail=f"no {target!r} at {self.own}")
@@ -214,7 +214,7 @@ class Router:
 
     def deliver_local(
         self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
-        deadline_at: float | None = None, *, window: Window | None = None,
+        deadline_at: float | None = None, *, window: StreamWindow | None = None,
     ) -> Refusal | None:  # fmt: skip
         """Deliver within this process; returns the refusal, if it is refused."""
         admitted = self.admit(target, type(message), stream=window is not None)
@@ -242,7 +242,7 @@ class Router:
         self.post(caller.peer, "", lane, kind, message, request_id=caller.request_id, number=number, surely=True)
 
     def settle(self, request_id: int, kind: Kind, message: Message | None, number: int) -> None:
-        """The answer to a question of this process has come."""
+        """End a question of this process: its answer has come."""
         waiter = self.requests.take(request_id)
         if waiter is None:
             self.count("late_replies")
@@ -259,7 +259,7 @@ class Router:
             waiter.fail(WrongReply(text, target=waiter.target, question=waiter.question))
 
     def peer_gone(self, peer: PeerId, why: str, reason: Gone) -> None:
-        """The link to ``peer`` is lost, or was never there: all business with it ends."""
+        """End all questions, watches and streams with ``peer``: the link to it is lost, or was never there."""
         self.requests.fail_peer(peer, why, reason)
         self.deaths.peer_gone(peer, reason, why)
         self.streams.cancel_peer(peer)

@@ -1,7 +1,7 @@
 """Streams of one process, both ends: opening, crediting, producing, leaving. The flow is drawn in ``streams.py``.
 
 Invariants
-- The opening carries the first credit and goes on the lane of the items, which so is known to the producer.
+- The opening carries the first credit and goes on the lane of the items, which tells the producer that lane.
 - Credit goes on the signal lane: it must not wait behind the bulk that it is to release.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 
 from actors.core.errors import AskError, ConsumerTooSlow, RefusalReason
 from actors.core.kernel.answers import Caller, Refusal, error_of
-from actors.core.kernel.delivery import Delivery, Window
+from actors.core.kernel.delivery import Delivery, StreamWindow
 from actors.core.kernel.port import Port
 from actors.core.kernel.questions import Questions
 from actors.core.kernel.streams import Producer, Stream, size_in_process
@@ -30,7 +30,7 @@ _FULL_RETRY_MAX_S: Final = 0.016
 
 
 class StreamTable:
-    """What ``ActorRef.stream`` and stream handlers do; consumers are in the table of questions."""
+    """Does the work of ``ActorRef.stream`` and of stream handlers; consumers are kept in ``Requests``."""
 
     def __init__(self, port: Port, questions: Questions) -> None:
         self._port = port
@@ -43,7 +43,7 @@ class StreamTable:
         message: Message,
         item: type[R],
         lane: Lane,
-        window: Window,
+        window: StreamWindow,
     ) -> Stream[R]:
         port = self._port
         asker = "" if owner is None else owner.name
@@ -51,7 +51,7 @@ class StreamTable:
                       since=port.now(), owner=owner, lane=lane, window=window)  # fmt: skip
 
     def open(self, stream: Stream[Any]) -> None:
-        """Ask for the items; what fails is raised by the first ``anext``, what cannot be sent at all at once."""
+        """Ask for the items. The first ``anext`` raises a refusal; a message that cannot be encoded raises here."""
         port, window = self._port, stream.window
         port.requests.open(stream)
         deadline_at = port.now() + window.timeout_s
@@ -73,7 +73,7 @@ class StreamTable:
             stream.fail(error)
 
     def grant(self, stream: Stream[Any], items: int, size: int) -> None:
-        """The consumer has room again."""
+        """Grant the producer credit: the consumer has room again."""
         if stream.ended:
             return
         if stream.target.peer == self._port.own:
@@ -88,7 +88,7 @@ class StreamTable:
             self._questions.cancel(stream, stream.lane)
 
     def take_item(self, request_id: int, item: Message, offset: int, size: int) -> None:
-        """An item has come for a consumer here."""
+        """Give an item that has arrived to its consumer in this process."""
         stream = self._port.requests.get(request_id)
         if not isinstance(stream, Stream):
             self._port.count("late_items")
@@ -96,12 +96,12 @@ class StreamTable:
             self.leave(cast("Stream[Any]", stream))
 
     def spoil(self, stream: Stream[Any]) -> None:
-        """An item that is none has come: the stream ends, at both ends."""
+        """End the stream at both ends: something has arrived that is no item of it."""
         self._port.settle(stream.request_id, Kind.STREAM_ITEM, None, 0)
         self._questions.cancel(stream, stream.lane)
 
     def credit(self, caller: Caller, items: int, size: int) -> None:
-        """A consumer has granted credit to a producer here."""
+        """Note the credit that a consumer has granted to a producer in this process."""
         producer = self._port.producers.get(caller)
         if producer is not None:
             producer.grant(items, size)
@@ -112,7 +112,7 @@ class StreamTable:
             producer.cancel()
 
     def cancel_peer(self, peer: PeerId) -> None:
-        """The link to ``peer`` is lost: whatever is produced for it ends."""
+        """End all producers that serve ``peer``: the link to it is lost."""
         for caller in [caller for caller in self._port.producers if caller.peer == peer]:
             self._port.producers[caller].cancel()
 
@@ -123,7 +123,7 @@ class StreamTable:
         producer = Producer(delivery, delivery.caller, delivery.window)
         producer.task = cast("asyncio.Task[None]", asyncio.current_task())
         try:
-            if producer.caller in self._port.producers:  # credit names an id: two of one would be mixed up
+            if producer.caller in self._port.producers:  # credit names only the id: two would be mixed up
                 refusal = Refusal(reason=RefusalReason.NOT_IDEMPOTENT, detail="that stream is open already")
                 self._port.answer(delivery, Kind.REFUSED, refusal)
                 return
@@ -160,6 +160,6 @@ class StreamTable:
                 producer.cancel()
             elif self._port.now() >= give_up_at:
                 raise ConsumerTooSlow(f"item {offset} of {producer.delivery.tag}: the lane is full")
-            # The transport says nothing when a lane has room again; a few milliseconds of bulk are queued meanwhile.
+            # The transport does not say when a lane has room again; a few milliseconds of bulk are queued meanwhile.
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, _FULL_RETRY_MAX_S)

@@ -7,10 +7,15 @@
     consumer ──CANCEL────────────────▶ producer            the consumer left early
 
 Invariants
-- Never more than the window is under way: items that were granted = used + outstanding. Bytes may be overdrawn by
-  one item, so that an item larger than the window can pass.
+- Never more than the window is under way: items granted = items sent + credit left. Bytes may be overdrawn by one
+  item, so that an item larger than the window can pass.
 - Items come in order and without a gap, or the stream ends with StreamDown.
 - A consumer waits at most ``timeout_s`` for the next item; a producer waits that long for credit.
+
+Credit is end to end, as in HTTP/2's flow control and Reactive Streams: a socket's own window (TCP's, ZeroMQ's
+high-water mark) ends where the frames arrive, and does not know whether the consumer takes them. Credit is granted when
+half of the window is consumed: granting for each item would double the messages, granting at the window's end would
+stall the producer for a round trip. Items and bytes are both counted, since items differ much in size.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import numpy as np
 
 from actors.core.errors import AskError, ConsumerTooSlow, DeadlineExceeded, StreamDown
 from actors.core.kernel.answers import Caller
-from actors.core.kernel.delivery import Delivery, Window
+from actors.core.kernel.delivery import Delivery, StreamWindow
 from actors.core.kernel.requests import Waiter
 from actors.core.message import Message
 from actors.core.watch import Gone
@@ -50,9 +55,9 @@ def size_in_process(item: Message) -> int:
 
 
 class Producer:
-    """A producer keeps the sending end's account of one stream."""
+    """Counts what one stream has sent and its credit, at the sending end."""
 
-    def __init__(self, delivery: Delivery, caller: Caller, window: Window) -> None:
+    def __init__(self, delivery: Delivery, caller: Caller, window: StreamWindow) -> None:
         self.delivery = delivery
         self.caller = caller
         self.credit_items = window.items
@@ -64,7 +69,7 @@ class Producer:
         self._signal: asyncio.Future[None] | None = None
 
     def grant(self, items: int, size: int) -> None:
-        """The consumer has room for more."""
+        """Note that the consumer has room for more."""
         self.credit_items += items
         self.credit_bytes += size
         if self._signal is not None and not self._signal.done():
@@ -108,7 +113,7 @@ class Producer:
 
 
 class StreamHost(Protocol):
-    """What a consumer needs of its process."""
+    """Opens, credits and leaves streams for their consumers."""
 
     def open(self, stream: Stream[Any]) -> None: ...
     def grant(self, stream: Stream[Any], items: int, size: int) -> None: ...
@@ -116,7 +121,14 @@ class StreamHost(Protocol):
 
 
 class Stream(Waiter, Generic[T]):
-    """A stream is the consuming end: enter it to open it, iterate, leave it to cancel what is left."""
+    """Is the consuming end of a stream: enter it to open it, iterate, leave it to cancel what is left.
+
+    async with ref.stream(GetChunks(...), Chunk, credit_items=8) as chunks:      # STREAM_OPEN, credit of 8
+        async for chunk in chunks:                                               # each fourth one grants 4 more
+            if enough:
+                break                                                            # leaving: CANCEL
+    # raised while iterating: StreamDown (a gap, or the producer is gone), RemoteError (it raised), DeadlineExceeded
+    """
 
     def __init__(
         self,
@@ -131,7 +143,7 @@ class Stream(Waiter, Generic[T]):
         since: float,
         owner: ActorAddress | None,
         lane: Lane,
-        window: Window,
+        window: StreamWindow,
     ) -> None:
         super().__init__(request_id, asker, target, question, item_kind, since)
         self.message = message
@@ -145,7 +157,7 @@ class Stream(Waiter, Generic[T]):
         self._consumed_bytes = 0
         self._error: AskError | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Timer that rings when an item may be overdue; not before the deadline of the wait that it was set in."""
+        """Timer that rings when an item may be overdue: at the deadline of the wait in which it was set."""
         self.ended = False
 
     @property
@@ -153,7 +165,7 @@ class Stream(Waiter, Generic[T]):
         return True
 
     def item(self, item: Message, offset: int, size: int) -> bool:
-        """An item has come; False if one is missing before it, or it is of another type: then the stream is over."""
+        """Take an item that has come; False if one is missing before it, or its type is wrong: the stream is over."""
         if self.ended:
             return False
         if offset != self.received or not isinstance(item, self.reply_kind):
@@ -173,7 +185,7 @@ class Stream(Waiter, Generic[T]):
         self._wake()
 
     def fail(self, error: AskError) -> None:
-        """The stream broke; what has arrived can still be read, then ``error`` is raised."""
+        """Break the stream: what has arrived can still be read, then ``error`` is raised."""
         if not self.ended:
             self.ended = True
             self._error = error
@@ -231,7 +243,7 @@ class Stream(Waiter, Generic[T]):
             self.future = None
 
     def _look(self) -> None:
-        """One timer serves many waits: it is set anew when it rings, not with each item."""
+        """Fail the stream if no item has come in time. One timer serves many waits: it is set anew when it rings."""
         self._timer, loop = None, asyncio.get_running_loop()
         if self.future is None:
             return

@@ -1,14 +1,14 @@
-"""The adapter for agents: a function that owns its loop, and calls the endpoint by whatever means it likes.
+"""The adapter for agents: functions that run their own loop, and call the endpoint by any client they like.
 
     agent(row, client, **options) ─▶ reward, or (reward, metrics)
         │ raises
         ├─ because turns, tokens or its context were spent ────▶ reward 0, ended by that budget
         ├─ because the gateway cannot be reached ──────────────▶ infrastructure: the episode is begun again
-        └─ for anything else, and because time was over ───────▶ no result: tried again, then dropped
+        └─ for anything else, or because time was over ────────▶ no result: tried again, then dropped
 
-A model that talks for ever can bring about the first: without a result it would escape the blame for that, so it gets
-the reward of one that has achieved nothing. Time is another matter: slow machines spend it, too. An agent that knows
-better catches the error and returns a number.
+A model that talks for ever causes the first. Without a result nothing would teach it not to, so it gets the reward of a
+model that has achieved nothing. Time is different, since slow machines spend it too. An agent that wants another reward
+catches the error and returns a number.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from typing import Any, Final, cast
 from actors.environments.episodes.child import Driver
 from actors.environments.episodes.endpoint import Endpoint
 from actors.environments.episodes.errors import BudgetSpent, EnvironmentRefused, GatewayAway, SessionOver
-from actors.environments.episodes.interface import Outcome
-from actors.environments.episodes.returned_numbers import as_metrics, as_reward
-from actors.environments.episodes.settling import settled
+from actors.environments.episodes.interface import Outcome, as_metrics, as_reward, settled
 from configs.task_schema import DataConfig
 
 _CHAIN_MAX: Final = 32
-"""Errors that are looked at, of those that led to the one that an agent has raised; they may go in a circle."""
-_OF_THE_MODEL: Final = frozenset(["turns", "tokens"])
-"""Budgets that nobody but the model spends."""
+"""Most causes of an agent's error that are examined, since causes may form a cycle."""
+_OF_THE_MODEL: Final = frozenset(["turns", "tokens", "context"])
+"""Budgets that only the model spends."""
 _TOO_LONG: Final = "context_length_exceeded"
-"""Code of the gateway for messages that the model's context does not hold."""
+"""The gateway's error code for messages that are longer than the model's context."""
 _UNREACHED: Final = ("APIConnectionError", "APITimeoutError", "InternalServerError")
-"""Errors of OpenAI's client that say nothing against agent or request."""
+"""Errors of OpenAI's client that are the fault of neither the agent nor the request."""
 
 
 class AgentDriver(Driver):
-    """It drives episodes of one function. ``key``: where the job file names the function."""
+    """The driver runs episodes of one agent function. ``key``: key of the job file that names the function."""
 
     def __init__(self, agent: Callable[..., Any], options: Mapping[str, Any], key: str) -> None:
         self._agent = agent
@@ -57,7 +55,7 @@ class AgentDriver(Driver):
         """Run one episode to its end. Raises what the agent raises, and GatewayAway, SessionOver."""
         try:
             returned = settled(self._agent(dict(row), endpoint, **self._options))
-        except Exception as error:  # noqa: BLE001 (user code; what is not told of here is raised again)
+        except Exception as error:  # noqa: BLE001 (user code; ``budget_that_ended`` raises other errors again)
             return Outcome(0.0, budget_that_ended(error))
         reward, metrics = cast("tuple[Any, Any]", returned) if _is_pair(returned) else (returned, {})
         return Outcome(as_reward(reward, "the agent"), metrics=as_metrics(metrics, "the agent"))
@@ -68,7 +66,7 @@ def _is_pair(returned: Any) -> bool:
 
 
 def budget_that_ended(error: Exception) -> str:
-    """The budget for whose end user code has raised ``error``; else it is raised, or what it stands for."""
+    """The budget whose end made user code raise ``error``; if none, raises ``error`` or our own error behind it."""
     for one in _chain(error):
         if isinstance(one, GatewayAway | SessionOver):
             raise one from error
@@ -82,12 +80,12 @@ def budget_that_ended(error: Exception) -> str:
 
 
 def _budget_in(error: BaseException) -> str:
-    """Which budget an error of any client speaks of, if of one: they repeat what the gateway has said."""
+    """The budget that an error of any client names, else empty: clients repeat the text of the gateway."""
     if isinstance(error, BudgetSpent):
         return error.budget
     text = str(error)
     if getattr(error, "code", "") == _TOO_LONG or _TOO_LONG in text:
-        return "tokens"
+        return "context"
     if getattr(error, "code", "") != "budget_spent" and "budget_spent" not in text:
         return ""
     quoted = text.replace('"', "'")
@@ -96,7 +94,7 @@ def _budget_in(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """``error``, those in it, and those that led to it."""
+    """``error``, the errors that it groups, and those that caused it."""
     waiting: list[BaseException] = [error]
     for _ in range(_CHAIN_MAX):
         if not waiting:

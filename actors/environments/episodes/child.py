@@ -1,14 +1,14 @@
-"""One episode in its own process: what the zygote has forked becomes the user's environment or agent.
+"""One episode in its own process, which the zygote forks and which runs the user's environment or agent.
 
     zygote ─ fork ─▶ guard ─ fork ─▶ leader of a group ─▶ directory, log, limits, seeds ─▶ drive ─▶ line of JSON ─▶ end
 
-    {"reward": number, "cause": "ended"|"turns"|"tokens"|"time", "metrics": {name: number}}
+    {"reward": number, "cause": "ended"|"turns"|"tokens"|"context"|"time", "metrics": {name: number}}
     {"failed": sentence, "kind": FailureKind, "broken": whether it can never work}
 
 Invariants
-- Its randomness is that of the episode, whatever attempt it is: one that is begun again makes the same choices, so the
-  ledger answers what it asks, and no token is lost.
-- It ends at once when it has said its line: threads and processes that user code has left behind end with it.
+- Its random numbers depend on the episode, not on the attempt: an episode that is begun again makes the same choices,
+  so the ledger answers what it asks, and no token is lost.
+- The process ends as soon as its line is written: threads and processes that user code has left behind end with it.
 """
 
 from __future__ import annotations
@@ -30,60 +30,60 @@ from actors.environments.episodes.errors import EnvironmentRefused, GatewayAway,
 from actors.environments.episodes.interface import Outcome
 from actors.environments.errors import RowChanged
 from actors.environments.scoring.scorer_frames import as_text
-from actors.environments.scoring.user_code import described
 from actors.host.parent_death import lead_group
 from actors.host.standard_streams import open_standard_streams
+from actors.host.user_code import described
 from actors.protocol.failures import FailureKind
 from configs.schema import JobConfig
 from configs.task_schema import DataConfig
 
 _GENERATORS: Final = (("random", "seed"), ("numpy.random", "seed"), ("torch", "manual_seed"))
-"""Modules with a source of chance of their own, and what seeds it."""
+"""Modules with random numbers of their own, and the function that seeds them."""
 
 
 class EpisodeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order says which episode to drive, and where."""
+    """Says which episode to drive, and where."""
 
     key: str
     """Name of the episode among those of its worker."""
     directory: str
-    """Working directory, which exists."""
+    """Working directory, which exists already."""
     log: str
-    """File for what it prints."""
+    """File for what the episode prints."""
     context: bytes = b""
-    """As the prompt source wrote it; without a session it is a trial, and reads no row."""
+    """Context of the row, as the prompt source wrote it; empty in a trial, which reads no row."""
     seed: str = ""
     """Seed of its random numbers."""
     left_s: float = 0.0
     base_url: str = ""
     session: str = ""
-    """Session key; empty: no episode, but a trial whether one could be driven."""
+    """Session key; empty in a trial, which finds out whether an episode could be driven."""
     again: bool = False
-    """Whether the episode has been begun before."""
+    """Whether the episode was begun before."""
 
 
 class Driver(Protocol):
-    """It drives episodes of one kind."""
+    """Drives episodes of one kind of environment."""
 
     def trial(self) -> None:
         """Raise EnvironmentRefused for what would make every episode fail."""
         ...
 
     def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, data: DataConfig, again: bool) -> Outcome:
-        """Run one episode to its end. ``data``: the source that the row is of."""
+        """Run one episode to its end. ``data``: the source of the row."""
         ...
 
     def lives(self) -> bool:
-        """Whether what it needs beside an episode's own process is still there; the zygote asks."""
+        """Whether what episodes need beside their own process is still there; the zygote asks."""
         return True
 
 
 RowOf = Callable[[bytes], tuple[dict[str, Any], DataConfig]]
-"""Context → the row of the data that it names, and the source that this row is of."""
+"""Maps a context to the row of the data that it names, and that row's source."""
 
 
 def live(job: JobConfig, driver: Driver, row_of: RowOf, order: EpisodeOrder, result: int) -> NoReturn:
-    """Be the process of one episode, from right after the fork to the end. ``result``: where its line goes."""
+    """Run one episode in this process, right after the fork, and exit. ``result``: descriptor for its line."""
     try:
         lead_group(os.getppid())
         _settle_in(order, job)
@@ -94,7 +94,7 @@ def live(job: JobConfig, driver: Driver, row_of: RowOf, order: EpisodeOrder, res
         sys.stdout.flush()
         while line:
             line = line[os.write(result, line) :]
-    except BaseException:  # noqa: BLE001 (there is nobody above us)
+    except BaseException:  # noqa: BLE001 (nothing above would catch it)
         traceback.print_exc()
         os._exit(os.EX_SOFTWARE)
     os._exit(os.EX_OK)
@@ -117,7 +117,7 @@ def _settle_in(order: EpisodeOrder, job: JobConfig) -> None:
 
 
 def _seed(seed: str) -> None:
-    """Draw what this episode draws, in each generator that user code may have loaded."""
+    """Seed each random number generator that user code may have loaded with ``seed``."""
     number = random.Random(seed).getrandbits(32)
     for name, function in _GENERATORS:
         if (module := sys.modules.get(name)) is not None:
@@ -145,7 +145,7 @@ def _episode(job: JobConfig, driver: Driver, row_of: RowOf, order: EpisodeOrder)
         return _failed(str(error), FailureKind.INFRASTRUCTURE)
     except RowChanged as error:
         return _failed(str(error), FailureKind.DATA)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (user code: no terminal is ours)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (user code: no Ctrl-C comes here)
         traceback.print_exc()
         return _failed(described(error), FailureKind.NO_RESULT)
     return {"reward": outcome.reward, "cause": outcome.cause, "metrics": dict(outcome.metrics)}

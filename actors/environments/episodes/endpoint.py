@@ -1,14 +1,16 @@
 """The model as one episode reaches it: an OpenAI-style endpoint, asked with the standard library alone.
 
     chat ─ POST …/chat/completions ─▶ 200 ─▶ the model's message
-                 ├─ no connection, cut off, 429, 5xx ─▶ asked again, with growing pauses, while the episode has time
-                 ├─ silence for gateway_silence_s ─────▶ asked again: the gateway joins questions that are alike
-                 ├─ 400 budget_spent, or time is over ─▶ BudgetSpent: so is a context that has grown too long
+                 ├─ no connection, cut off, 429, 5xx ─▶ asked again, with growing pauses, while the episode has time;
+                 │                                      then GatewayAway
+                 ├─ silence for gateway_silence_s ─────▶ asked again: the gateway computes equal questions only once
+                 ├─ 400 budget_spent, or time is over ─▶ BudgetSpent, also for a context that has grown too long;
+                 │                                      ContextFull if the first messages alone are too long
                  ├─ 410, 401 key_expired ─────────────▶ SessionOver
                  └─ anything else ────────────────────▶ GatewayRefused
 
-Asking twice is harmless: what the ledger holds is answered from there, and no token is sampled again. So a gateway, or
-a head, that is started again costs the episode nothing but the wait.
+Asking twice is harmless: a turn that the ledger holds is answered from it, and no token is sampled again. So a restart
+of the gateway or of the head costs the episode nothing but the wait.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from actors.environments.episodes.interface import ChatMessage
 from configs.limits import DEFAULT_LIMITS, Limits
 
 _ASK_AGAIN: Final = frozenset([408, 409, 425, 429])
-"""Statuses, beside those of the server's own failures, after which the same question may get an answer."""
+"""Statuses below 500 after which the same question may get an answer when it is asked again."""
 _REPEATS: Final = "x-stainless-retry-count"
 """Header of OpenAI's clients: how often this very question has been asked before."""
 _READ_BYTES: Final = 1 << 16
 
 
 class Endpoint:
-    """An endpoint answers for one episode. Any client may call it with these three: ``openai.OpenAI(base_url=…)``."""
+    """An endpoint answers for one episode. ``base_url``, ``api_key`` and ``model`` suit any OpenAI-style client too."""
 
     def __init__(
         self,
@@ -45,9 +47,9 @@ class Endpoint:
         limits: Limits = DEFAULT_LIMITS,
         certificate: str | None = None,
     ) -> None:
-        """``certificate``: a PEM file that the gateway's own is checked against; None: those of the system."""
+        """``certificate``: a PEM file that the gateway's certificate is checked against; None: those of the system."""
         self.base_url = base_url
-        """It ends with ``/v1``."""
+        """URL of the gateway, which ends with ``/v1``."""
         self.api_key = api_key
         self.model = model
         self._ends_s = time.monotonic() + left_s
@@ -57,11 +59,10 @@ class Endpoint:
 
     @property
     def left_s(self) -> float:
-        """Seconds that the episode has left."""
         return self._ends_s - time.monotonic()
 
     def chat(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> ChatMessage:
-        """The model's next message. Append it as it is: what it has said is compared with what it had said.
+        """The model's next message. Append it unchanged: the next call's messages must repeat what the model has said.
 
         Raises:
             BudgetSpent, SessionOver, GatewayAway, GatewayRefused: see the module's docstring.
@@ -73,13 +74,13 @@ class Endpoint:
             reply = self.ask("/chat/completions", question)
         except ContextFull as full:
             if not any(message.get("role") == "assistant" for message in messages):
-                raise  # no turn has made it so long
-            raise BudgetSpent("tokens") from full
+                raise  # the prompt alone is too long, which no turn of the model has caused
+            raise BudgetSpent("context") from full
         return reply["choices"][0]["message"]
 
     def ask(self, path: str, question: Mapping[str, Any]) -> dict[str, Any]:
         """POST ``question``, again and again while the episode has time; the answer as JSON. Raises as ``chat``."""
-        data = json.dumps(question, ensure_ascii=False).encode("utf-8", "replace")  # half a character is no reason
+        data = json.dumps(question, ensure_ascii=False).encode("utf-8", "replace")  # a lone surrogate must not fail
         pause_s, away, repeats = self._limits.backoff_first_s, "", -1
         while True:
             repeats += 1
@@ -97,7 +98,7 @@ class Endpoint:
             except (OSError, http.client.HTTPException) as error:
                 away = f"{type(error).__name__}: {error}"
             else:
-                answer, away = _judge(status, text)
+                answer, away = _answer_of(status, text)
                 if answer is not None:
                     return answer
             self.close()
@@ -114,11 +115,11 @@ class Endpoint:
             connection.request("POST", where.path + path, data, head)
             response = connection.getresponse()
             parts: list[bytes] = []
-            while part := response.read1(_READ_BYTES):  # white space says that the model still speaks
+            while part := response.read1(_READ_BYTES):  # white space says that the model is still generating
                 parts.append(part)
                 if self.left_s <= 0:
                     raise BudgetSpent("time")
-            response.read()  # nothing; yet it must have been asked for its end before the connection is used again
+            response.read()  # reads nothing, but http.client needs it before the connection can be used again
             return response.status, b"".join(parts)
         except BaseException:
             self.close()
@@ -139,20 +140,20 @@ class Endpoint:
         return self._connection
 
     def close(self) -> None:
-        """Idempotent; the next question connects anew."""
+        """Close the connection, if there is one; the next question connects anew."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _judge(status: int, text: bytes) -> tuple[dict[str, Any] | None, str]:
-    """The answer; or None, and why it is to be asked again. Raises what asking again cannot mend."""
+def _answer_of(status: int, text: bytes) -> tuple[dict[str, Any] | None, str]:
+    """The answer; or None, and why to ask again. Raises an error where asking again would not help."""
     try:
         said: Any = json.loads(text)
     except ValueError:
-        said = None  # cut off, or of something else than the gateway
+        said = None  # cut off, or not from the gateway
     body = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
-    error: Any = body.get("error")  # behind white space the status has been sent already, and is 200
+    error: Any = body.get("error")  # after white space an error comes with the status 200, which was sent before it
     if status == 200 and body and error is None:
         return body, ""
     told = cast("dict[str, Any]", error) if isinstance(error, dict) else {}

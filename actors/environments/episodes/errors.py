@@ -2,17 +2,17 @@
 
 HeadraceError
 └── EpisodeError
-    ├── EnvironmentRefused  configuration: it cannot be imported, made or reached at all; ends the run
-    ├── EnvironmentBroken   the user's code gave what no environment may give; the episode has no result
+    ├── EnvironmentRefused  configuration: the environment cannot be imported, made or reached at all; ends the run
+    ├── EnvironmentBroken   the user's code returned what no environment may return; the episode has no result
     ├── BudgetSpent         turns, tokens or seconds are over; the episode ends gracefully, and is scored as it is
     ├── SessionOver         another attempt drives the episode by now, or nobody wants it any more
-    ├── GatewayAway         infrastructure: the gateway did not answer for as long as there was time; begun again
-    ├── ToolServerDied      infrastructure, unless it happens again: then the model reads of it
-    ├── ToolFailed          a tool server says that a call went wrong; the model reads what it says
-    └── GatewayRefused      the request cannot be answered, however often it is asked; the message is the gateway's
-        └── ContextFull     its messages are more than the model's context holds
+    ├── GatewayAway         infrastructure: the gateway did not answer within the episode's time; begun again
+    ├── ToolServerDied      infrastructure; if it happens again, the model is told of it instead
+    ├── ToolFailed          a tool server says that a call went wrong; the model reads what the server says
+    └── GatewayRefused      the request can never be answered; the message is the gateway's
+        └── ContextFull     the messages are longer than the model's context
 
-ToolTimedOut                a call took longer than environment.tool_s; the model reads of it
+ToolTimedOut                a call took longer than environment.tool_s; the model is told of it
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transport.errors import HeadraceError
 
 
 class EpisodeError(HeadraceError):
-    """An episode could not go on as it was."""
+    """An episode could not go on."""
 
 
 class EnvironmentRefused(EpisodeError):
@@ -35,7 +35,7 @@ class EnvironmentBroken(EpisodeError):
 
 
 class BudgetSpent(EpisodeError):
-    """There are no turns, tokens or seconds left for a further turn; ``budget`` says of which."""
+    """A budget has nothing left for a further turn; ``budget`` says which: turns, tokens, context or time."""
 
     def __init__(self, budget: str) -> None:
         super().__init__(f"the episode has no {budget} left (budget_spent)")
@@ -43,7 +43,7 @@ class BudgetSpent(EpisodeError):
 
 
 class SessionOver(EpisodeError):
-    """The session key is of an episode, or of an attempt at it, that is over."""
+    """The session key belongs to an episode, or to an attempt at it, that is over."""
 
 
 class GatewayAway(EpisodeError):
@@ -51,7 +51,7 @@ class GatewayAway(EpisodeError):
 
 
 class GatewayRefused(EpisodeError):
-    """The gateway refuses the request for what stands in it."""
+    """The gateway refuses the request because of its content."""
 
 
 class ContextFull(GatewayRefused):
@@ -59,7 +59,7 @@ class ContextFull(GatewayRefused):
 
 
 class ToolServerDied(EpisodeError):
-    """A tool server has ended, or no longer takes what it is asked."""
+    """A tool server has ended, or no longer takes requests."""
 
 
 class ToolFailed(EpisodeError):
@@ -67,4 +67,4 @@ class ToolFailed(EpisodeError):
 
 
 class ToolTimedOut(BaseException):
-    """A call of a tool took too long. It is no Exception: no ``except Exception`` of a tool's author is to stop it."""
+    """A call of a tool took too long. The base class keeps an ``except Exception`` in the tool from catching it."""

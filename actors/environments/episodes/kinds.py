@@ -1,11 +1,11 @@
-"""Which driver a job's environment has. Imports the user's code, and nothing that the kind does not need."""
+"""Makes the driver of a job's environment. Imports the user's code, and nothing that the kind does not need."""
 
 from __future__ import annotations
 
 from actors.environments.episodes.agent_call import AgentDriver
 from actors.environments.episodes.child import Driver
 from actors.environments.episodes.errors import EnvironmentRefused
-from actors.environments.episodes.python_loop import PythonDriver
+from actors.environments.episodes.python_loop import PythonDriver, ToolEnvironment
 from actors.environments.episodes.tools import Tools
 from actors.environments.scoring.scorers import load_function
 from configs.schema import JobConfig
@@ -15,7 +15,7 @@ def make_driver(job: JobConfig) -> Driver:
     """The driver of ``job.environment``.
 
     Raises:
-        EnvironmentRefused, RewardRefused: what it names cannot be imported, or can never work.
+        EnvironmentRefused, RewardRefused: what the job file names cannot be imported, or can never work.
     """
     environment, key = job.environment, "environment.path"
     if environment.kind == "agent":
@@ -23,8 +23,6 @@ def make_driver(job: JobConfig) -> Driver:
     if environment.kind == "python":
         tools = Tools(environment.tools, environment.tool_s)
         if environment.path is None:
-            from actors.environments.episodes.tool_environment import ToolEnvironment
-
             return PythonDriver(ToolEnvironment, environment.options, tools, "environment.options", ready_made=True)
         return PythonDriver(load_function(environment.path, key), environment.options, tools, key)
     if environment.kind == "openenv":

@@ -1,11 +1,11 @@
 """A tool server that speaks MCP over its standard streams: started for one episode, asked line by line.
 
     start ─ initialize ─▶ ◀─ its protocol ─ initialized ─▶ tools/list ─▶ ◀─ tools      then, for each call
-    tools/call ─▶ ◀─ content | error                 requests have numbers; what is not an answer to ours is passed over
+    tools/call ─▶ ◀─ content | error                 requests have numbers; all but the answer to ours is ignored
 
-This is all of the protocol that a tool needs, and older than any library that speaks it: one JSON object a line. The
-server's words on its standard error go to the episode's log. It is in the episode's process group, or becomes its
-guard's, and ends with it.
+This is all of the protocol that a tool needs: one JSON object a line. What the server writes to its standard error goes
+to the episode's log. The server is in the episode's process group, or becomes a child of the episode's guard, and ends
+with the episode.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from actors.environments.episodes.errors import EnvironmentRefused, ToolFailed, 
 from configs.limits import DEFAULT_LIMITS
 
 MCP: Final = "mcp:"
-"""What the name of such a tool server begins with, in a job file."""
+"""Prefix of the names of such tool servers in a job file."""
 _VERSION: Final = "2025-06-18"
 _READ_BYTES: Final = 1 << 16
 
 
 class McpTool:
-    """It is one tool of a server."""
+    """Calls one tool of a server."""
 
     def __init__(self, server: McpServer, told: Mapping[str, Any]) -> None:
         self.name = str(told["name"])
@@ -52,7 +52,7 @@ class McpTool:
 
 
 class McpServer:
-    """It is one server, started from the words of ``command``."""
+    """Runs one server, started from the words of ``command``."""
 
     def __init__(self, command: str, start_s: float) -> None:
         """Raises EnvironmentRefused: it cannot be started, does not answer within ``start_s``, or has no tools."""
@@ -88,12 +88,12 @@ class McpServer:
         raise ToolFailed(f"it has more than {DEFAULT_LIMITS.tools_of_server} tools")
 
     def ask(self, method: str, params: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """What the server answers.
+        """Send a request; returns the result that the server answers with.
 
         Raises:
-            ToolTimedOut: nothing within ``timeout_s``; an answer that comes later is passed over.
-            ToolServerDied: it has ended.
-            ToolFailed: it says that this went wrong.
+            ToolTimedOut: no answer within ``timeout_s``; one that comes later is ignored.
+            ToolServerDied: the server has ended.
+            ToolFailed: the server answered with an error, or with too much.
         """
         self._number += 1
         self._send({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
@@ -131,7 +131,7 @@ class McpServer:
         try:
             said: Any = json.loads(line)
         except ValueError:
-            return {}  # something that it has printed
+            return {}  # something that the server has printed
         return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
     def _dead(self) -> ToolServerDied:
@@ -140,7 +140,7 @@ class McpServer:
         return ToolServerDied(f"the tool server {self._command!r} has ended with code {self._process.returncode}")
 
     def close(self) -> None:
-        """Kill it: an episode that is over wants nothing more of it."""
+        """Kill the server, which is no longer needed."""
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None

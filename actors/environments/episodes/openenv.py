@@ -1,10 +1,10 @@
-"""An environment that an OpenEnv server holds: one session a WebSocket, one session an episode.
+"""An environment on an OpenEnv server: one WebSocket per session, and one session per episode.
 
     {"type": "reset", "data": {…}}       ─▶ {"type": "observation", "data": {"observation", "reward", "done"}}
     {"type": "step", "data": {FIELD: the model's text}} ─▶ the same      {"type": "error", "data": {"message", "code"}}
 
-The model's text is one field of the action, and the observation is one field or, without a name, all of it as JSON.
-That is the server's own protocol, of which its library needs another environment than ours (their pins clash).
+The model's text is one field of the action, and the model reads one field of the observation or, if none is named, all
+of it as JSON. We speak the server's protocol ourselves, since its library pins versions that clash with ours.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _FULL = "CAPACITY_REACHED"
 
 
 class OpenEnv:
-    """It is one session.
+    """An ``OpenEnv`` holds one session with the server, and plays one episode in it.
 
     ``action``: field of the action that takes the model's text. ``observation``: field that the model reads; empty: all
     of it. ``reset``: columns of the row that go along with the reset, such as ``seed``.
     """
 
     def __init__(self, url: str, action: str = "message", observation: str = "", reset: Sequence[str] = ()) -> None:
-        """Raises EnvironmentRefused: ``environment.url`` is missing, or nobody answers there."""
+        """Raises EnvironmentRefused: ``environment.url`` is no OpenEnv server; ToolServerDied: nobody answers there."""
         if not url.startswith(("http://", "https://", "ws://", "wss://")):
             raise EnvironmentRefused(f"environment.url is {url!r}; name the server as http://host:port")
         self._url = f"ws{url.removeprefix('http').removeprefix('ws').rstrip('/')}/ws"
@@ -54,7 +54,7 @@ class OpenEnv:
     def reset(self, row: dict[str, Any]) -> str:
         pause_s = DEFAULT_LIMITS.backoff_first_s
         wanted = {"type": "reset", "data": {name: row[name] for name in self._columns}}
-        while (answer := self._ask(wanted)) is None:  # other sessions have to end first; the episode's time bounds it
+        while (answer := self._ask(wanted)) is None:  # full: wait until other sessions end, at most the episode's time
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, DEFAULT_LIMITS.backoff_max_s)
             self._socket = self._connected()
@@ -63,15 +63,15 @@ class OpenEnv:
     def step(self, answer: str) -> tuple[str, float, bool]:
         told = self._ask({"type": "step", "data": {self._action: answer}})
         if told is None:
-            raise ToolServerDied("the OpenEnv server has given the session up")
+            raise ToolServerDied("the OpenEnv server has ended the session")
         return self._text(told) or "…", float(told.get("reward") or 0.0), bool(told.get("done"))
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
         """The answer; None: the server has no room for another session.
 
         Raises:
-            ToolServerDied: it has gone.
-            EnvironmentBroken: it refuses the question; the message is the server's.
+            ToolServerDied: the server has hung up.
+            EnvironmentBroken: the server refuses the question; the message quotes its own.
         """
         from websockets.exceptions import ConnectionClosed
 

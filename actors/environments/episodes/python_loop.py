@@ -2,9 +2,9 @@
 
     reset(row) ─▶ messages ─▶ endpoint.chat ─▶ answer ─▶ step(answer) ─▶ messages, reward ─▶ …  until done
                      ▲                            │
-                     └──── tool results ◀── tools ┘  while it calls tools, ``step`` does not hear of it
+                     └──── tool results ◀── tools ┘  ``step`` does not see an answer that calls tools
 
-A budget that is spent ends the loop, and what there is is scored: ``score()``, else the sum of the rewards so far.
+A spent budget ends the loop; the reward is then that of ``score()``, or without one the sum of the rewards so far.
 """
 
 from __future__ import annotations
@@ -16,21 +16,30 @@ from typing import Any, cast
 from actors.environments.episodes.child import Driver
 from actors.environments.episodes.endpoint import Endpoint
 from actors.environments.episodes.errors import BudgetSpent, EnvironmentBroken, EnvironmentRefused
-from actors.environments.episodes.interface import ChatMessage, Outcome, as_messages, as_step
-from actors.environments.episodes.returned_numbers import as_metrics, as_reward
-from actors.environments.episodes.settling import settled
+from actors.environments.episodes.interface import (
+    ChatMessage,
+    Outcome,
+    Step,
+    as_messages,
+    as_metrics,
+    as_reward,
+    as_step,
+    settled,
+)
 from actors.environments.episodes.tools import Toolbox, Tools
-from actors.environments.scoring.user_code import described
+from actors.environments.prompts.rows import messages_of
+from actors.environments.scoring.scorers import load_function
+from actors.host.user_code import described
 from configs.task_schema import DataConfig
 
 
 class PythonDriver(Driver):
-    """It drives episodes of one class."""
+    """Drives episodes of one environment class."""
 
     def __init__(
         self, make: Callable[..., Any], options: Mapping[str, Any], tools: Tools, key: str, *, ready_made: bool = False
     ) -> None:
-        """``key``: where the job file names the class. ``ready_made``: it is ours, and renders the row's source."""
+        """``key``: where the job file names the class. ``ready_made``: it is ours, and takes the row's source."""
         self._make = make
         self._options = options
         self._tools = tools
@@ -41,7 +50,7 @@ class PythonDriver(Driver):
         """Find out what would make every episode fail.
 
         Raises:
-            EnvironmentRefused: it cannot be made, or lacks what an environment must have.
+            EnvironmentRefused: the environment cannot be made, or lacks a method that it must have.
         """
         environment = self._made()
         for name in ("reset", "step"):
@@ -60,7 +69,7 @@ class PythonDriver(Driver):
             ) from error
 
     def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, data: DataConfig, again: bool) -> Outcome:
-        """Run one episode to its end; ``again``: it has been begun before.
+        """Run one episode to its end; ``again``: the episode has been begun before.
 
         Raises:
             GatewayAway, SessionOver, ToolServerDied, and what the environment raises.
@@ -78,7 +87,7 @@ class PythonDriver(Driver):
 
 
 def _rounds(environment: Any, row: dict[str, Any], endpoint: Endpoint, tools: Toolbox) -> tuple[float, str]:
-    """The sum of the rewards, and what has ended the episode."""
+    """Drive the episode to its end; returns the sum of the rewards, and what has ended it."""
     messages = list(as_messages(settled(environment.reset(row)), "reset()"))
     if not messages:
         raise EnvironmentBroken("reset() gave nothing that the model could read; expected a text, or messages")
@@ -109,3 +118,39 @@ def _tools_of(environment: Any) -> list[Callable[..., Any]]:
 def _close(environment: Any) -> None:
     if callable(getattr(environment, "close", None)):
         settled(environment.close())
+
+
+class ToolEnvironment:
+    """The ready-made environment of jobs that name tools and no class: a question, tools, an answer, a reward.
+
+        environment: {kind: python, tools: [my_tools:search, "mcp: my-server"], options: {reward: my_rewards:score}}
+
+    The model reads the row's prompt, calls tools as often as its budgets allow, and answers; ``reward`` is called with
+    the answer as ``reward.function`` would be: ``score(prompt, response, answer, **columns)``. If a budget is spent
+    before the answer, the empty text is scored.
+    """
+
+    def __init__(self, reward: str = "", data: DataConfig | None = None) -> None:
+        """``data``: the source of the row, which says how its prompts are shown; None: no row will be read."""
+        if not reward:
+            raise EnvironmentRefused(
+                "environment.options.reward is missing, and environment.path is, too: name the function that scores "
+                "an answer, as package.module:name"
+            )
+        self._data = data
+        self._score = load_function(reward, "environment.options.reward")
+        self._row: dict[str, Any] = {}
+        self._answer = ""
+
+    def reset(self, row: dict[str, Any]) -> list[ChatMessage]:
+        assert self._data is not None, "only a trial, which has no row, is made without the source of one"
+        self._row = row
+        return [dict(message) for message in messages_of(row["prompt"], self._data)]
+
+    def step(self, answer: str) -> Step:
+        self._answer = answer
+        return Step(done=True)
+
+    def score(self) -> Any:
+        columns = {name: value for name, value in self._row.items() if name not in ("prompt", "answer", "index")}
+        return self._score(self._row["prompt"], self._answer, self._row["answer"], **columns)

@@ -2,10 +2,10 @@
 
     call {name, arguments as JSON} ─▶ arguments checked ─▶ the tool, tool_s at most ─▶ text, cut ─▶ {"role": "tool", …}
 
-Whatever the model can bring about is text that it reads: an unknown tool, arguments that do not fit, an error that the
-tool raises, a call that takes too long, an output that floods. A server that dies may be the machine's doing: the
-episode is begun again, and what the model has said already is not sampled again. If a server dies in that, too, the
-model reads of it: to break a tool gains it nothing.
+Every failure that the model can cause becomes text that it reads: an unknown tool, arguments that do not fit, an error
+that the tool raises, a call that takes too long, an output that floods. When a server dies, the machine may be at
+fault: the episode is begun again, and what the model has said already is not sampled again. If a server dies then, too,
+the model reads of it, so that it gains nothing by breaking a tool.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 from pydantic.errors import PydanticUserError
 
 from actors.environments.episodes.errors import EnvironmentRefused, ToolServerDied, ToolTimedOut
-from actors.environments.episodes.interface import ChatMessage
+from actors.environments.episodes.interface import ChatMessage, settled
 from actors.environments.episodes.mcp_server import MCP, McpServer
-from actors.environments.episodes.settling import settled
 from actors.environments.scoring.scorers import load_function
-from actors.environments.scoring.user_code import described
+from actors.host.allowed_code import why_not_allowed
+from actors.host.user_code import described
 from configs.limits import DEFAULT_LIMITS
 
 
 class Tool(Protocol):
-    """It can be called by the model."""
+    """Answers calls of the model."""
 
     name: str
     schema: dict[str, Any]
-    """As the chat API has it: ``{"type": "function", "function": {…}}``."""
+    """Description in the form of the chat API: ``{"type": "function", "function": {…}}``."""
 
     def call(self, arguments: dict[str, Any], timeout_s: float) -> str:
-        """What the model is to read.
+        """Call the tool; returns the text that the model is to read.
 
         Raises:
-            ToolTimedOut: it takes longer than ``timeout_s``.
-            ToolServerDied: infrastructure.
-            Exception: whatever goes wrong in it: the model reads of it.
+            ToolTimedOut: the call takes longer than ``timeout_s``.
+            ToolServerDied: the tool's server has ended.
+            Exception: anything else that goes wrong in the tool; the model reads of it.
         """
         ...
 
@@ -55,7 +55,7 @@ class FunctionTool:
     """A tool that is a Python function: its type hints are the schema, its docstring says what it is for."""
 
     def __init__(self, function: Callable[..., Any], key: str) -> None:
-        """Raises EnvironmentRefused: its arguments have types that JSON cannot say."""
+        """Raises EnvironmentRefused: its arguments are by position only, or of types that JSON cannot express."""
         self.name = function.__name__
         try:
             parameters = TypeAdapter(cast(Any, function)).json_schema()
@@ -78,7 +78,7 @@ class FunctionTool:
 
 @contextmanager
 def _alarm(timeout_s: float) -> Iterator[None]:
-    """Interrupt what runs in this block after ``timeout_s``; it must be the main thread's."""
+    """Interrupt the block after ``timeout_s``; works in the main thread only."""
 
     def ring(_: int, __: FrameType | None) -> None:
         raise ToolTimedOut
@@ -93,20 +93,23 @@ def _alarm(timeout_s: float) -> Iterator[None]:
 
 
 class Tools:
-    """It is what ``environment.tools`` names; ``opened`` makes the toolbox of one episode."""
+    """Holds the tools that ``environment.tools`` names; ``opened`` makes the toolbox of one episode."""
 
     def __init__(self, named: Sequence[str], tool_s: float) -> None:
-        """Raises EnvironmentRefused, RewardRefused: one cannot be imported, or no schema can be made of it."""
+        """Raises EnvironmentRefused, RewardRefused: a tool cannot be imported, or no schema can be made of it."""
         self._tool_s = tool_s
+        for name in named:  # functions, too, but servers are started by their commands
+            if wrong := why_not_allowed(name):
+                raise EnvironmentRefused(f"environment.tools: {wrong}")
         self._commands = [name.removeprefix(MCP).strip() for name in named if name.startswith(MCP)]
         places = [(f"environment.tools.{i}", name) for i, name in enumerate(named) if not name.startswith(MCP)]
         self._functions = [FunctionTool(load_function(name, key), key) for key, name in places]
 
     def opened(self, methods: Sequence[Callable[..., Any]] = (), *, again: bool = False) -> Toolbox:
-        """These, ``methods`` of the environment, and those of servers that are started now.
+        """Toolbox of these tools, ``methods`` of the environment, and the tools of servers, which are started now.
 
         Raises:
-            EnvironmentRefused: two have one name, or a server cannot be started or has no tools.
+            EnvironmentRefused: two tools have one name, or a server cannot be started or has no tools.
         """
         of_environment = [FunctionTool(method, "tools of the environment") for method in methods]
         servers: list[McpServer] = []
@@ -122,7 +125,7 @@ class Tools:
 
 
 class Toolbox:
-    """It holds the tools of one episode, and counts what they are used for."""
+    """Holds the tools of one episode, and counts what they are used for."""
 
     def __init__(
         self, tools: Sequence[Tool], servers: Sequence[McpServer], tool_s: float, *, again: bool = False
@@ -151,7 +154,7 @@ class Toolbox:
         """What the model reads in answer to its ``call``, in the words of the chat API.
 
         Raises:
-            ToolServerDied: infrastructure, it seems.
+            ToolServerDied: a server has ended, for the first time in this episode.
         """
         asked = cast("Mapping[str, Any]", call.get("function") or {})
         name, text = str(asked.get("name") or ""), asked.get("arguments")
@@ -163,7 +166,10 @@ class Toolbox:
         return {"role": "tool", "tool_call_id": call.get("id") or "", "name": name, "content": _cut(said)}
 
     def _said(self, name: str, text: Any, timeout_s: float) -> tuple[str, bool]:
-        """What a tool says, and whether it is an error."""
+        """What the model reads of a call, and whether that is an error."""
+        if not name:
+            form = 'a JSON object with "name" and "arguments"'
+            return f"Error: the call cannot be read: expected {form}, or the form of your instructions.", True
         if (tool := self._tools.get(name)) is None:
             return f"Error: there is no tool {name!r}. There are: {', '.join(self._tools) or 'none'}.", True
         try:

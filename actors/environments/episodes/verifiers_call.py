@@ -1,14 +1,14 @@
-"""Environments of the library ``verifiers``, which run as they are, in the interpreter that has it.
+"""Environments of the library ``verifiers``, which run unchanged in the interpreter that has the library.
 
     zygote ── order ──▶ guard ──▶ verifiers_server.py in environment.interpreter: the environment, its own server
        │ forks                        ▲        │ its harness's programs ── HTTP, the episode's key ──▶ gateway
        └──▶ an episode's process ─────┘ a connection: task, where the model is ─▶ reward or errors
 
 - The rows of the data are the tasks: their columns are the fields of the environment's task.
-- The server is started before the first fork, and ends with the zygote, and all that it has started: its guard sees to
-  that. If it dies, the zygote ends, and a next one begins with a next server.
+- The server is started before the first fork. Its guard ends it, and all that it has started, with the zygote. If the
+  server dies, the zygote ends, and the next one begins with a new server.
 - An episode whose process is killed hangs up, so its run is cancelled.
-- Errors of the environment are no result; what a budget has ended has the reward 0, as with agents.
+- An error of the environment gives no result; an episode ended by a budget has the reward 0, as with agents.
 """
 
 from __future__ import annotations
@@ -36,25 +36,23 @@ from actors.environments.episodes.errors import (
     GatewayAway,
     ToolServerDied,
 )
-from actors.environments.episodes.interface import Outcome
-from actors.environments.episodes.returned_numbers import as_metrics, as_reward
+from actors.environments.episodes.interface import Outcome, as_metrics, as_reward
+from actors.host.allowed_code import allowed_here, why_not_allowed
 from actors.host.parent_death import lead_group
-from actors.host.python_path import python_path
-from configs.checks.environment_checks import VERIFIERS_INSTALL
+from configs.checks.episode_code import VERIFIERS_INSTALL
+from configs.python_path import OUR_FOLDER, python_path
 from configs.schema import JobConfig
 from configs.task_schema import DataConfig
 
 _SERVER: Final = Path(__file__).with_name("verifiers_server.py")
-_OURS: Final = Path(__file__).resolve().parents[3]
-"""Where our own modules are, of which the environment is to see none."""
 _READ_BYTES: Final = 1 << 16
 _AWAY: Final = frozenset([502, 503, 504])
-"""Statuses that the library gives a model that it has not reached."""
+"""HTTP statuses that the library reports when it has not reached the model."""
 _MAKE_ONE: Final = f"make one ({VERIFIERS_INSTALL}), and name DIR/bin/python"
 
 
 class VerifiersDriver(Driver):
-    """It drives episodes of one environment, whose server it starts. Raises EnvironmentRefused where that cannot be."""
+    """Drives episodes of one environment, whose server it starts. Raises EnvironmentRefused if it cannot start it."""
 
     def __init__(self, job: JobConfig) -> None:
         environment = job.environment
@@ -73,10 +71,11 @@ class VerifiersDriver(Driver):
         bounds = {"timeout": {"episode": environment.episode_s}}
         options = bounds | options
         order = {"path": self._path, "options": options, "roles": roles, "address": self._address}
+        order["allowed"] = allowed_here()  # its library imports by what it reads in options: decided there
         self._guard = self._start(json.dumps(order).encode() + b"\n", job.limits.ready_timeout_s)
 
     def _start(self, order: bytes, timeout_s: float) -> int:
-        """Start the server, and wait until it serves; the process id of its guard."""
+        """Start the server and wait until it serves; returns the process id of its guard."""
         asks, orders = os.pipe()
         replies, says = os.pipe()
         zygote = os.getpid()
@@ -93,12 +92,12 @@ class VerifiersDriver(Driver):
                 to.write(order)
                 to.flush()
             except BrokenPipeError:
-                pass  # it says why, or nothing
+                pass  # the server says why, or nothing
             line = of.readline() if select.select([of], [], [], timeout_s)[0] else b""
         said = json.loads(line or b"{}")
         if "ready" not in said:
             os.kill(guard, signal.SIGTERM)
-            os.waitpid(guard, 0)  # nobody else does, and whoever counts this process's children would find it
+            os.waitpid(guard, 0)  # nobody else does, and the dead guard would still count as a child
             raise EnvironmentRefused(self._why_not(said))
         return guard
 
@@ -106,8 +105,10 @@ class VerifiersDriver(Driver):
         try:
             lead_group(zygote)
             directory = str(Path(self._interpreter).parent)
-            path = os.pathsep.join(filter(None, [directory, os.environ.get("PATH")]))  # it starts ``uv``, and itself
-            code = [one for one in python_path().split(os.pathsep) if one != str(_OURS)]
+            path = os.pathsep.join(filter(None, [directory, os.environ.get("PATH")]))  # server starts ``uv`` and itself
+            code = [
+                one for one in python_path().split(os.pathsep) if one != OUR_FOLDER
+            ]  # which the environment must not see
             variables = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(code)}
             os.execve(self._interpreter, [self._interpreter, "-P", str(_SERVER)], variables)  # noqa: S606 (no shell)
         except OSError as error:
@@ -126,15 +127,15 @@ class VerifiersDriver(Driver):
         return os.waitpid(self._guard, os.WNOHANG) == (0, 0)
 
     def trial(self) -> None:
-        """The server has been tried: it serves."""
+        """Try nothing: the server serves already."""
 
     def drive(self, row: Mapping[str, Any], endpoint: Endpoint, *, data: DataConfig, again: bool) -> Outcome:
         """Run one episode to its end.
 
         Raises:
-            BudgetSpent: time is over.
+            BudgetSpent: the episode's time is over.
             ToolServerDied, GatewayAway, SessionOver: infrastructure.
-            EnvironmentBroken: the environment's own error; the message is its.
+            EnvironmentBroken: the environment failed; the message is the environment's.
         """
         base_url = endpoint.base_url
         client = {**self._client, "headers": {"Authorization": f"Bearer {endpoint.api_key}"}}
@@ -176,7 +177,7 @@ def _outcome(said: Mapping[str, Any]) -> Outcome:
 
 
 def _client(given: Any, job: JobConfig) -> dict[str, Any]:
-    """How the library asks the model; ``environment.options.client``."""
+    """The library's client configuration, made of ``environment.options.client``."""
     if not isinstance(given, dict) or (kind := given.get("type", "eval")) not in ("eval", "train"):
         raise EnvironmentRefused(
             f"environment.options.client is {given!r}; expected a map with type: eval (chat) or type: train (token ids)"
@@ -193,7 +194,7 @@ def _client(given: Any, job: JobConfig) -> dict[str, Any]:
 
 
 def _new_address() -> str:
-    """A name that no file has, so that none is left; the server lets nobody in but this user."""
+    """A socket name that is no file on Linux, so that none is left; the server lets only this user in."""
     if sys.platform == "linux":
         return f"\0headrace-verifiers-{secrets.token_hex(16)}"
     return str(Path(tempfile.mkdtemp(prefix="headrace-")) / "episodes")
@@ -204,4 +205,6 @@ def _interpreter(named: str | None) -> str:
     if found is None:
         wrong = f"environment.interpreter: {named!r} is no program that can be run"
         raise EnvironmentRefused(f"{wrong}; {_MAKE_ONE}")
+    if named and (wrong := why_not_allowed(named)):
+        raise EnvironmentRefused(f"environment.interpreter: {wrong}")
     return str(Path(found).absolute())

@@ -1,19 +1,19 @@
 """The environment worker: drives episodes for one job, each in a process of its own.
 
-    scheduler ── BeginEpisodes, AbandonEpisodes ──▶ one task an episode ──▶ zygote ──▶ child ──HTTP──▶ gateway
+    scheduler ── BeginEpisodes, AbandonEpisodes ──▶ a task per episode ──▶ zygote ──▶ child ──HTTP──▶ gateway
         ▲                                                                      │
         └── RegisterEnvironment, EpisodeEnded (until it is acknowledged) ◀── verdict
 
     RUN/episodes/<worker>/<step>-<prompt>-<sibling>-<attempt>/    work: where it runs   output.log: what it prints
 
 Invariants
-- It acts under a lease (``actors/core/tenure.py``). When that lapses it kills what it runs, and registers again.
-- Without its scheduler it goes on, until its lease lapses, and offers itself to whoever has its name and place then,
-  with what it runs. What it is not to keep, it kills.
-- An episode is among those that run until its end is acknowledged, so that no end is lost with a scheduler. Its slot is
-  free before that: its scheduler may have heard, and begin another.
+- The worker acts under a lease (``actors/core/tenure.py``). If that lapses, it kills its episodes and registers again.
+- Without its scheduler it goes on until its lease lapses. Meanwhile it offers itself to the scheduler's next life,
+  naming the episodes that it runs, and kills those that the answer does not let it keep.
+- An episode counts as running until its end is acknowledged, so that no end is lost with a scheduler. Its slot is free
+  before that, since the scheduler may have heard of the end already, and begin another episode.
 - Commands of an older term are refused. Those that overtake the answer to its offer wait for it, a bounded number.
-- A directory is removed at the end of its episode, but for the newest that failed.
+- A directory is removed at the end of its episode, except those of the newest episodes that failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import shutil
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -36,9 +35,8 @@ from actors.core.tenure import RenewLease
 from actors.core.terms import TermGuard
 from actors.core.watch import Down
 from actors.environments.episodes.child import EpisodeOrder
-from actors.environments.episodes.ends import Verdict, failed, late, verdict_on
 from actors.environments.episodes.errors import EnvironmentRefused, GatewayAway
-from actors.environments.episodes.zygote_handle import ZygoteDied, ZygoteHandle
+from actors.environments.episodes.zygote_handle import Verdict, ZygoteDied, ZygoteHandle, failed, late, verdict_on
 from actors.host.bounded_file import trim
 from actors.protocol.episodes import (
     AbandonEpisodes,
@@ -53,21 +51,20 @@ from actors.protocol.evaluations import is_evaluation, short_name
 from actors.protocol.failures import Acknowledged, FailureKind
 from actors.protocol.job_news import Trouble
 from actors.protocol.session_keys import SessionKeys, admin_key
+from actors.protocol.work_track import WorkTrack
 from actors.roles import RoleArgs
+from configs.run_files import GATEWAY_ENDPOINT, LOGS
 from configs.schema import JobConfig
 
 Command = BeginEpisodes | AbandonEpisodes
-_ENDPOINT_FILE: Final = "gateway.endpoint"
-"""File of the run's directory in which the gateway says where it listens."""
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:
-    """The actors of an environment process."""
     return {args.name: EnvironmentWorker(args)}
 
 
 class EnvironmentWorker(RegisteredActor):
-    """See the module's docstring."""
+    """The worker drives episodes for one job, as the module's docstring says."""
 
     def __init__(self, args: RoleArgs) -> None:
         self._args = args
@@ -79,7 +76,10 @@ class EnvironmentWorker(RegisteredActor):
         self._running: dict[EpisodeName, asyncio.Task[object]] = {}
         """Episodes whose end has not been acknowledged."""
         self._driven: set[EpisodeName] = set()
-        """Those of them that have not ended; as many as there are slots."""
+        """Episodes of ``_running`` that have not ended; at most one per slot."""
+        self._track = WorkTrack(
+            self._job.name, args.name, "episode", lambda: self.ctx.ref(self.scheduler.beside(args.metrics))
+        )
 
     @property
     def running(self) -> list[EpisodeName]:
@@ -88,7 +88,7 @@ class EnvironmentWorker(RegisteredActor):
 
     @property
     def zygote_pid(self) -> int | None:
-        """Process id of the zygote's present life."""
+        """Process id of the zygote that runs now."""
         return self._zygote.pid
 
     # ------------------------------------------------------------------ life
@@ -97,18 +97,19 @@ class EnvironmentWorker(RegisteredActor):
         self.obey(self._args.scheduler)
         run_dir = Path(self._args.run_dir)
         self._keys = SessionKeys(await self.ctx.run_blocking(admin_key, run_dir), self._job.name)
-        log = run_dir / "logs" / f"{self._args.name}-zygote.log"
+        log = run_dir / LOGS / f"{self._args.name}-zygote.log"
         self._zygote = ZygoteHandle(self._job, log, lambda reads: self.ctx.start_task(reads, "hear the zygote"))
         await self.ctx.run_blocking(_prune, self._directory, self._job.limits.episodes_kept)
         await self._try()
         self.ctx.start_task(self._trim_logs(), "trim logs")
         await self.register()
+        self._track.start(self.ctx)
 
     async def _try(self) -> None:
-        """Find out before the first episode what would make all of them fail.
+        """Try the environment once before the first episode, to find what would make every episode fail.
 
         Raises:
-            EnvironmentRefused: that, as a sentence; no repetition could mend it.
+            EnvironmentRefused: the environment can never work; the message says why.
         """
         order = self._order("trial")
         await self.ctx.run_blocking(_make, order)
@@ -125,7 +126,7 @@ class EnvironmentWorker(RegisteredActor):
     async def on_stop(self) -> None:
         await self._zygote.close()
 
-    async def introduce(self, hub: ActorRef) -> None:
+    async def introduce(self, scheduler: ActorRef) -> None:
         asked_at_s = self.ctx.now()
         offer = RegisterEnvironment(
             job=self._job.name,
@@ -133,10 +134,10 @@ class EnvironmentWorker(RegisteredActor):
             slots=self._job.environment.slots,
             running=self.running,
         )
-        answer = await hub.ask(offer, EnvironmentRegistered)
+        answer = await scheduler.ask(offer, EnvironmentRegistered)
         self._granted = answer
         renewal = RenewLease(job=self._job.name, holder=self._args.name, lease=answer.lease)
-        self.tenure.begin(hub, renewal, answer.lease_s, asked_at_s=asked_at_s)
+        self.tenure.begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
 
     async def registered(self) -> None:
         self._terms.admit(self._granted.term)
@@ -144,15 +145,15 @@ class EnvironmentWorker(RegisteredActor):
         self._forget(name for name in list(self._running) if name not in kept)
         while self._early:
             command = self._early.popleft()
-            if not self._terms.is_stale(command.term):  # else who answers is the successor of who sent it
+            if not self._terms.is_stale(command.term):  # else an older life of the scheduler has sent it
                 self._obey(command)
 
-    def hub_lost(self, message: Down) -> None:
+    def scheduler_lost(self, message: Down) -> None:
         self.ctx.log.warning("the scheduler is gone; going on without it", reason=message.reason)
         self.register_again()
 
     def lease_lapsed(self) -> None:
-        """Not confirmed for too long, or given up: what we drive is with others by now."""
+        """The lease was not renewed in time, or was refused: other workers may have our episodes by now."""
         self.ctx.log.warning("the lease has lapsed; what runs is ended", episodes=len(self._running))
         self._forget(list(self._running))
         if self.is_registered:
@@ -184,7 +185,7 @@ class EnvironmentWorker(RegisteredActor):
                 self._running[work.name] = task
 
     def _forget(self, episodes: Iterable[EpisodeName]) -> None:
-        """Kill these, and say nothing of them."""
+        """Kill these episodes, and do not report their ends."""
         for name in episodes:
             if (task := self._running.pop(name, None)) is not None:
                 task.cancel()
@@ -200,11 +201,12 @@ class EnvironmentWorker(RegisteredActor):
 
     async def _in_a_slot(self, work: EpisodeWork) -> Verdict:
         slots = self._job.environment.slots
-        if len(self._driven & self._running.keys()) >= slots:  # one that was abandoned is as good as killed
+        if len(self._driven & self._running.keys()) >= slots:  # abandoned ones are about to be killed
             return failed(FailureKind.INFRASTRUCTURE, f"the worker's slots, {slots}, are all taken")
         self._driven.add(work.name)
         try:
-            return await self._drive(work)
+            with self._track.work():
+                return await self._drive(work)
         finally:
             self._driven.discard(work.name)
 
@@ -241,28 +243,28 @@ class EnvironmentWorker(RegisteredActor):
             return failed(FailureKind.INFRASTRUCTURE, str(error))
 
     async def _base_url(self, ends_s: float) -> str:
-        """Where the gateway listens; it may be about to start.
+        """The URL where the gateway listens; waits for a gateway that is about to start.
 
         Raises:
-            GatewayAway: it has not begun to by ``ends_s``.
+            GatewayAway: it does not listen by ``ends_s``.
         """
         while self.ctx.now() < ends_s:
             with contextlib.suppress(OSError):  # it is not there yet, or a network file system hiccups
-                if base_url := (Path(self._args.run_dir) / _ENDPOINT_FILE).read_text("utf-8").strip():
+                if base_url := (Path(self._args.run_dir) / GATEWAY_ENDPOINT).read_text("utf-8").strip():
                     return base_url
             await self.ctx.sleep(self._job.limits.gateway_look_s)
         raise GatewayAway("the gateway did not listen within the episode's time")
 
     async def _tell(self, name: EpisodeName, verdict: Verdict) -> None:
-        """Say how it has ended until somebody has heard; abandoned meanwhile, nobody wants to."""
+        """Report the end of an episode until it is acknowledged; abandoning the episode cancels this."""
         reward, cause, metrics, failure = verdict
         ended = EpisodeEnded(
             job=self._job.name, episode=name, reward=reward, failure=failure, cause=cause, metrics=dict(metrics)
         )
         while True:
-            if (hub := self.known_to) is not None:
+            if (scheduler := self.known_to) is not None:
                 try:
-                    await self.ctx.ref(hub).ask(ended, Acknowledged)
+                    await self.ctx.ref(scheduler).ask(ended, Acknowledged)
                     return
                 except RemoteError as error:
                     self.ctx.log.warning("the end of an episode is refused", episode=_key(name), error=str(error))
@@ -288,7 +290,7 @@ class EnvironmentWorker(RegisteredActor):
     # ------------------------------------------------------------------ beside
 
     def _trouble(self, kind: str, text: str) -> None:
-        self.ctx.ref(self.hub.address).tell(Trouble(job=self._job.name, kind=kind, text=text))
+        self.ctx.ref(self.scheduler.address).tell(Trouble(job=self._job.name, kind=kind, text=text))
 
     def _live_keys(self) -> frozenset[str]:
         return frozenset(map(_key, self._running))
@@ -304,7 +306,7 @@ class EnvironmentWorker(RegisteredActor):
 
 
 def _stream(job: JobConfig, name: EpisodeName) -> str:
-    """Seeds of which random numbers: evaluations of all versions draw the same ones."""
+    """Name of the episode's random stream: the evaluations of all versions draw the same numbers."""
     return f"{job.evaluation.seed} evaluation" if is_evaluation(name.step) else f"{job.seed} {name.step}"
 
 

@@ -6,10 +6,10 @@
     out  {"ended": key, "code": exit code, "said": the child's line or null}     once for each start
 
 Invariants
-- It runs none of the user's code but imports: it has one thread, and what it forks starts from the same state.
-- A child's line is read here, bounded; what it prints goes to the episode's own file. The child's guard ends with us,
-  and with it the group (``actors/host/parent_death.py``), so nothing outlives the environment worker.
-- ``ended`` is said when nothing of the episode's group is left.
+- It runs none of the user's code but imports: it has one thread, and every child starts from the same state.
+- A child's line is read here, bounded; what the child prints goes to the episode's own file. The child's guard ends
+  with the zygote, and the group with its guard (``parent_death.py``), so nothing outlives the environment worker.
+- ``ended`` is sent when nothing of the episode's group is left.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import msgspec
 
 from actors.environments.episodes.child import Driver, EpisodeOrder, RowOf, live
 from actors.environments.scoring.examples import Examples, source_of
-from actors.environments.scoring.user_code import described
 from actors.host.parent_death import die_with_parent
 from actors.host.standard_streams import open_standard_streams
+from actors.host.user_code import described
 from configs.schema import JobConfig
 from configs.task_schema import DataConfig
 
 _READ_BYTES: Final = 1 << 16
 _BLOCKED: Final = (signal.SIGTERM, signal.SIGCHLD)
-"""Signals that a child must not meet before its guard waits for them."""
+"""Signals that must not reach a child before its guard waits for them."""
 _NO_PROCESS: Final = json.dumps({"failed": "the machine has no room for a process", "kind": "infrastructure"})
 
 
@@ -44,14 +44,14 @@ _NO_PROCESS: Final = json.dumps({"failed": "the machine has no room for a proces
 class _Child:
     key: str
     guard: int
-    """Process id of its guard, whose exit code is the child's."""
+    """Process id of the guard, whose exit code is the child's."""
     result: int
-    """Pipe that its line comes through."""
+    """Descriptor of the pipe for the child's line."""
     said: bytes = b""
 
 
 class Zygote:
-    """It serves one environment worker."""
+    """Serves one environment worker."""
 
     def __init__(self, job: JobConfig, driver: Driver, row_of: RowOf, requests: int, replies: int) -> None:
         self._job = job
@@ -61,7 +61,7 @@ class Zygote:
         self._replies = replies
         self._unread = b""
         self._children: dict[int, _Child] = {}
-        """By the pipe's number."""
+        """Running children, by the descriptor of their pipe."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
         self._wakes, self._woken = os.pipe()
@@ -72,7 +72,7 @@ class Zygote:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Until our input ends: the worker is gone, or wants no more. Or until the driver can drive no more."""
+        """Serve until the input ends (the worker is gone, or wants no more) or the driver can drive no more."""
         while self._driver.lives():
             for key, _ in self._selector.select():
                 if key.fd == self._requests:
@@ -114,7 +114,7 @@ class Zygote:
         self._selector.register(reads, selectors.EVENT_READ)
 
     def _forget(self, reads: int) -> None:
-        """In a child: let go of all that is the zygote's."""
+        """In a child: close everything that belongs to the zygote."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
@@ -124,7 +124,7 @@ class Zygote:
     def _kill(self, key: str) -> None:
         for child in self._children.values():
             if child.key == key:
-                os.kill(child.guard, signal.SIGTERM)  # it has not been reaped: the number is its own
+                os.kill(child.guard, signal.SIGTERM)  # not reaped yet: the process id is still its own
 
     def _read_result(self, child: _Child) -> None:
         try:
@@ -157,7 +157,7 @@ class Zygote:
 
 
 def _forked() -> int:
-    """As ``os.fork``, or -1: there is no memory, or there are too many processes; it may pass."""
+    """As ``os.fork``, or -1 if there is no memory or there are too many processes, which may pass."""
     try:
         return os.fork()
     except OSError:
@@ -165,7 +165,7 @@ def _forked() -> int:
 
 
 def main() -> None:
-    """Serve until the worker ends; what has been forked ends with us."""
+    """Serve until the worker ends; every child that was forked ends with this process."""
     die_with_parent(os.getppid())
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -176,11 +176,11 @@ def main() -> None:
         job = JobConfig.model_validate_json(first.readline())
     try:
         driver, row_of = _loaded(job)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (user code: whatever it raises is reported)
         os.write(replies, json.dumps({"broken": described(error)}).encode() + b"\n")
         return
     gc.collect()
-    gc.freeze()  # what is here now is shared with every child, as long as nobody counts it
+    gc.freeze()  # what is here now stays shared with every child: the collector does not touch it
     os.write(replies, b'{"ready": true}\n')
     Zygote(job, driver, row_of, requests, replies).serve()
 
@@ -202,4 +202,4 @@ def _loaded(job: JobConfig) -> tuple[Driver, RowOf]:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # no thread or exit function of what was imported holds us up
+    os._exit(0)  # no thread or exit function of an imported module delays the end

@@ -1,8 +1,8 @@
-"""A guessing game: the model guesses the number of its row, and hears whether that is higher or lower.
+"""A guessing game: the model guesses the number of its row, and hears whether the number is higher or lower.
 
     user: Guess my number, 1 to 8.     assistant: 4     user: higher     assistant: 6     user: right
 
-It is deterministic: what it says follows from the row and the guesses. The preset ``episodes`` trains it.
+The game is deterministic: its answers follow from the row and the guesses. The preset ``episodes`` trains on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class GuessNumber:
-    """It is one game. The reward of a right guess is 1 for the first, and falls in even steps towards 0."""
+    """Plays one game. The reward of a right guess is 1 for the first, and falls in even steps towards 0."""
 
     def __init__(self, numbers: int = 8, guesses: int = 4) -> None:
         self._numbers = numbers
@@ -45,9 +45,9 @@ class GuessNumber:
         return {"found": float(self._right), "guesses": float(self._used)}
 
     def example(self, row: dict[str, Any], draw: random.Random) -> list[dict[str, str]]:
-        """A game as a fair player plays it, whom a tiny model is shown before it learns by itself.
+        """A game as a fair player plays it, which a tiny model is shown before it learns by itself.
 
-        He keeps to what he has heard, but for one guess in five, and takes any number that is possible.
+        The player draws a number that is still possible; one guess in five, drawn from all numbers, is careless.
         """
         messages = [{"role": "user", "content": self.reset(row)}]
         low, high, done = 1, self._numbers, False

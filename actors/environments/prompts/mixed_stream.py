@@ -1,11 +1,11 @@
-"""One stream of several sources: each has a stream of its own, and the weights say whose turn it is.
+"""One stream of several sources: each has a stream of its own, and the weights say which gives the next prompt.
 
     ordinal ─▶ Mix: which source, and how many of its prompts come before ─▶ that source's stream ─▶ prompt
 
 Invariants
 - Ordinal → prompt is a function of the job file and the data, as with one source: no cursor is kept.
-- All rows of all sources are looked at before the first is used.
-- It ends before the first prompt that a source whose epochs are over would have to give.
+- All rows of all sources are checked before the first is used.
+- The stream ends before the first prompt that would come from a source whose epochs are over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from configs.task_schema import DataConfig
 
 
 class Stream(Protocol):
-    """Is a stream of prompts, of one source or of several."""
+    """Gives prompts by their ordinals, of one source or of several."""
 
     def read(self, start: int, count: int, slice_s: float = math.inf) -> dict[str, Any]:
         """As ``PromptStream.read``."""
@@ -39,7 +39,7 @@ def open_stream(
     sources: Mapping[str, Source],
     named: Mapping[str, DataConfig] | None = None,
 ) -> Stream:
-    """The stream of ``job``, whose ``sources`` are open. ``named``: sources of its data by other names than theirs."""
+    """The stream of ``job``, whose ``sources`` are open. ``named``: those to read, if not ``job.data.sources``."""
     codec = checked_codec(model_path, job.data)
     streams = {
         name: PromptStream(
@@ -58,31 +58,31 @@ def open_stream(
 
 
 class MixedStream:
-    """It asks the stream of each source for its part. ``bytes_max``: of the prompts in one answer."""
+    """Asks the stream of each source for its part. ``bytes_max``: most bytes of the prompts in one answer."""
 
     def __init__(self, streams: Mapping[str, PromptStream], mix: Mix, bytes_max: int) -> None:
         self._streams, self._mix, self._bytes_max = dict(streams), mix, bytes_max
 
     def read(self, start: int, count: int, slice_s: float = math.inf) -> dict[str, Any]:
-        """As ``PromptStream.read``; each source gets on by one row at least."""
+        """As ``PromptStream.read``; each source that is asked advances by one row at least."""
         until_s, streams = monotonic() + slice_s, list(self._streams.values())
         if not all(stream.check_rows(until_s) for stream in streams):
             return {"prompts": [], "exhausted": False} | self._report()
-        turns = [self._mix.source_of(ordinal) for ordinal in range(start, start + count)]
-        wanted, firsts = Counter(turns), self._mix.before(start)
+        order = [self._mix.source_of(ordinal) for ordinal in range(start, start + count)]
+        wanted, firsts = Counter(order), self._mix.before(start)
         read = {
             source: streams[source].read(firsts[source], number, max(0.0, until_s - monotonic()))
             for source, number in wanted.items()
         }
-        prompts, exhausted = self._in_turn(start, turns, read)
+        prompts, exhausted = self._in_order(start, order, read)
         return {"prompts": prompts, "exhausted": exhausted} | self._report()
 
-    def _in_turn(self, start: int, turns: list[int], read: dict[int, dict[str, Any]]) -> tuple[list[list[Any]], bool]:
-        """The prompts in the order of the stream, up to the first that is not there; whether it will never be."""
+    def _in_order(self, start: int, order: list[int], read: dict[int, dict[str, Any]]) -> tuple[list[list[Any]], bool]:
+        """The prompts in the order of the stream, up to the first missing one, and whether that will never come."""
         rest = {source: iter(found["prompts"]) for source, found in read.items()}
         prompts: list[list[Any]] = []
         size_bytes = 0
-        for ordinal, source in enumerate(turns, start):
+        for ordinal, source in enumerate(order, start):
             prompt = next(rest[source], None)
             if prompt is None:
                 return prompts, bool(read[source]["exhausted"])
@@ -93,7 +93,7 @@ class MixedStream:
         return prompts, False
 
     def _report(self) -> dict[str, Any]:
-        """What the sources have to say, added up."""
+        """The reports of all sources, added up."""
         told = {name: stream.report() for name, stream in self._streams.items()}
         passed, first = Counter[str](), dict[str, str]()
         for name, report in told.items():

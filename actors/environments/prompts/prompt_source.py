@@ -1,12 +1,12 @@
-"""The prompt source: reads and tokenises the job's prompt stream for whoever asks, by ordinal.
+"""The prompt source: reads and tokenises the job's prompt stream by ordinal, for any asker.
 
     job ──ReadPrompts(start, count)──▶ prompts ──▶ task process (data set, tokenizer) ──▶ PromptsRead ──▶ job
 
 Invariants
-- It keeps no cursor. Ordinal → prompt is a function of the job file, so a restarted source goes on where anyone asks.
-- One reads at a time: two would tokenise the same rows.
-- What fails for good is answered with PromptsUnreadable, what may pass with PromptsNotRead. A process that fails
-  ``limits.read_attempts_max`` times in a row, with no answer between, fails for good: something in the data kills it.
+- It keeps no cursor. Ordinal → prompt is a function of the job file, so a restarted source answers at any ordinal.
+- One question is read at a time: two would tokenise the same rows.
+- A permanent failure is answered with PromptsUnreadable, one that may pass with PromptsNotRead. A process that fails
+  ``limits.read_attempts_max`` times in a row fails for good: something in the data kills it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class PromptsUnreadable(ReplyError):
 
 
 class PromptsNotRead(ReplyError):
-    """The process that reads, or its machine, has failed. Infrastructure: ask again."""
+    """The process that reads prompts, or its machine, has failed. Infrastructure: ask again."""
 
 
 class PromptSource(RegisteredActor):
-    """Answers ReadPrompts from a pool that somebody else has started."""
+    """Answers ReadPrompts from a pool that the reward worker has started."""
 
     def __init__(self, args: RoleArgs, pool: ScorerPool) -> None:
         self._args = args

@@ -8,8 +8,8 @@ Invariants
   positions, has no tokens, or is refused by template or tokenizer, is passed over; ordinals count the rows that are
   used. If no row of an epoch can be used, reading fails for good.
 - Where an environment speaks first, a row is its task: every row is used, none is tokenised, and its prompt is empty.
-- One ``read`` lasts about ``slice_s``, however many rows it has to look at, and gets on by one row at least: it returns
-  what it has found, and whoever asks goes on from there. What was seen is kept (``seen_rows.py``).
+- One ``read`` lasts about ``slice_s``, however many rows it has to look at, and advances by one row at least: it
+  returns what it has found, and the next ``read`` goes on from there. What was seen is kept (``seen_rows.py``).
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from actors.environments.prompts.seen_rows import SeenRows
 from actors.environments.prompts.sources import compares, epoch_order, open_source
 from actors.environments.prompts.tokenizer import TextCodec
 from configs.model_files import prompt_tokens_max
+from configs.run_files import PROMPT_ROWS
 from configs.schema import DataConfig, JobConfig
 
-SEEN_FILE = "prompt_rows.jsonl"
 _CHECKED_TOGETHER = 256
 TOO_LONG, NO_ROOM = "longer than data.max_prompt_tokens", "without room for rollout.max_tokens in the model's positions"
 EMPTY, REFUSED = "without tokens", "refused by template or tokenizer"
 _REFUSAL_SHOWN = 300
 _NOT_THE_SETTINGS = {"path", "config", "split", "revision", "mix", "epochs"}
-"""Keys that name the data, which have a fingerprint of their own, or that change nothing of the order."""
+"""Keys of ``data`` left out of ``_settings``: they name the data (see ``fingerprint``), or do not change the order."""
 _NOTHING = np.empty(0, np.int32)
 _TOKENIZER_FILES = ("*token*", "*.jinja", "vocab*", "merges*")
 
 
 class PromptStream:
-    """Is the stream itself: no actor and no loop, but blocking calls. ``run_dir``: where what was seen is kept.
+    """Reads the stream by blocking calls, without an actor or a loop. ``run_dir``: directory that keeps what was seen.
 
-    ``name``: what the source is called among several; ``codec``: the tokenizer, if it is loaded already.
+    ``name``: name of the source among several; ``codec``: the tokenizer, if it is loaded already.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class PromptStream:
     ) -> None:
         self._data, self._seed, self._name = job.data, job.seed, name
         self._bytes_max = job.limits.message_max_bytes // 4
-        """Bytes of prompts in one answer, which is a message with other things in it."""
+        """Bytes of prompts in one answer, a message that holds other things too; one more prompt may exceed them."""
         self._tasks = job.has_episodes
-        """Whether rows are tasks of an environment, which makes the prompt of them."""
+        """Whether rows are tasks of an environment, which makes the prompts."""
         self._source = source or open_source(job.data, job.seed, compares=compares(job.reward), tasks=self._tasks)
         self._codec = codec or checked_codec(model_path, job.data)
         self._longest = prompt_tokens_max(job, model_path)
@@ -73,9 +73,9 @@ class PromptStream:
         self._later_order: tuple[int, np.ndarray] | None = None
 
     def read(self, start: int, count: int, slice_s: float = math.inf) -> dict[str, Any]:
-        """Prompts from ``start`` on as plain values, at most ``count``, and how far it is.
+        """Prompts from ``start`` on as plain values, at most ``count``, and the report of how far reading has come.
 
-        Fewer than ``count`` are all that there are if ``exhausted``; else the rest is to be asked for.
+        If fewer than ``count`` come, the stream has ended if ``exhausted``; else ask again for the rest.
 
         Raises:
             SourceUnreadable: names the row and the field that cannot be used.
@@ -101,7 +101,7 @@ class PromptStream:
         return {"prompts": prompts, "exhausted": exhausted} | self.report()
 
     def report(self) -> dict[str, Any]:
-        """What ``PromptsRead`` says besides the prompts."""
+        """The fields of ``PromptsRead`` besides the prompts and ``exhausted``."""
         seen = self._seen
         return {
             "rows": seen.rows,
@@ -113,7 +113,7 @@ class PromptStream:
         }
 
     def check_rows(self, until_s: float) -> bool:
-        """Whether every row has prompt and answer: what is wrong with a row is said before the first is used."""
+        """Check rows until ``until_s``; True once all have prompt and answer, since no row is used before that."""
         seen = self._seen
         seen.catch_up()
         while seen.checked < seen.rows:
@@ -145,7 +145,7 @@ class PromptStream:
     def _prompt(self, ordinal: int) -> list[Any] | None:
         """The prompt of ``ordinal``, perhaps with the length of its answer.
 
-        None if one more row was looked at and it is not known yet.
+        None if one more row was looked at and the prompt is still not known.
         """
         index = self._index(ordinal)
         if index is not None:
@@ -162,15 +162,15 @@ class PromptStream:
         return [ordinal, ids.tobytes(), text, msgpack.packb(named), *self._answer_tokens(row)]
 
     def _answer_tokens(self, row: Row) -> list[int]:
-        """Length of the row's answer, where a plan needs it and there is one: before a prompt has been answered it is
-        the best that is known of how long that takes.
+        """Tokens of the row's answer, if a plan needs them and there is an answer: until a prompt has been answered,
+        this is the best guess of how long that takes.
         """
         if not self._counts_answers or row.answer is None:
             return []
         return [len(self._codec.tokenizer(str(row.answer), add_special_tokens=False, verbose=False)["input_ids"])]
 
     def _index(self, ordinal: int) -> int | None:
-        """The row of ``ordinal``; None if it has not been come to."""
+        """Index of the row of ``ordinal``; None if too few rows have been looked at to know it."""
         seen, data = self._seen, self._data
         if not seen.whole or ordinal < seen.kept:
             place = seen.place_of(ordinal)
@@ -184,7 +184,7 @@ class PromptStream:
         return int(self._later_order[1][kept])
 
     def _look_at(self, row: Row) -> tuple[str, np.ndarray] | None:
-        """Encode a row that is looked at for the first time; None: it is passed over."""
+        """Encode a row that is looked at for the first time; None if the row is passed over."""
         if self._tasks:
             self._seen.keep()
             return "", _NOTHING
@@ -222,15 +222,15 @@ class PromptStream:
 
 
 def checked_codec(model_path: Path, data: DataConfig) -> TextCodec:
-    """The tokenizer, which belongs to the model. Raises SourceUnreadable."""
+    """The model's tokenizer. Raises SourceUnreadable if it belongs to another model."""
     codec = TextCodec(model_path, data)
     codec.check_vocabulary()
     return codec
 
 
 def seen_file(name: str) -> str:
-    """The file of the run directory that keeps what was seen of the source ``name``."""
-    return f"prompt_rows.{name}.jsonl" if name else SEEN_FILE
+    """Name of the file in the run directory that keeps which rows of the source ``name`` were seen."""
+    return f"prompt_rows.{name}.jsonl" if name else PROMPT_ROWS
 
 
 def _refusal(row: Row, error: Exception) -> str:
@@ -247,7 +247,7 @@ def _refusal(row: Row, error: Exception) -> str:
 
 
 def _settings(job: JobConfig, model_path: Path) -> str:
-    """All but the data that decides which rows are used and in which order."""
+    """A hash of everything but the data that decides which rows are used, and in which order."""
     digest = xxhash.xxh3_128()
     digest.update(job.data.model_dump_json(exclude=_NOT_THE_SETTINGS).encode() + str(job.seed).encode())
     digest.update(str(prompt_tokens_max(job, model_path)).encode())

@@ -1,12 +1,12 @@
-"""What a data set is to its readers: rows by index, each with the prompt, the answer and everything beside them.
+"""The form in which readers get a data set: rows by index, each with its prompt, its answer and all further columns.
 
     reasoning_gym ─┐
     text rows ─────┼─▶ Source.row(index) ─▶ Row
     table ─────────┘
 
 Invariants
-- Values of a row are the data set's own, of its own types. Nothing is turned into text.
-- ``digest`` is a function of what the row holds: who has noted it notices when the data have changed since.
+- Values of a table's row keep their own types: nothing is turned into text.
+- ``digest`` is a function of the row's content, so a noted digest shows whether the row has changed since.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import xxhash
+
+from configs.schema import DataConfig
 
 Chat = list[dict[str, Any]]
 
@@ -25,7 +27,7 @@ class Row:
 
     prompt: str | Chat
     answer: Any
-    """None where the row has none."""
+    """Answer of the row; None where it has none."""
     index: int
     extra: dict[str, Any]
     """Further columns, handed to a reward function as keyword arguments."""
@@ -33,31 +35,41 @@ class Row:
 
 
 class Source(Protocol):
-    """Is a data set of known length."""
+    """Gives the rows of a data set of known length."""
 
     fingerprint: str
-    """Text that changes when the data do, or may have."""
+    """Text that changes when the data change, or may have changed."""
 
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> Row:
-        """Row ``index``; SourceUnreadable names file, row and column."""
+        """Row ``index``. Raises SourceUnreadable, which names file, row and column."""
         ...
 
     def check(self, index: int) -> None:
-        """Raise SourceUnreadable if ``row`` would. Cheaper, for all rows are looked at before the first is used."""
+        """Raise SourceUnreadable if ``row`` would, but cheaply: all rows are checked before the first is used."""
         ...
 
     def where(self, index: int) -> str:
-        """The row as a person finds it."""
+        """The row in words that help a person to find it."""
         ...
 
     def score(self, answer: str, index: int) -> float:
-        """The data set's own scorer, where it has one; else SourceUnreadable."""
+        """The reward by the data set's own scorer; raises SourceUnreadable if there is none."""
         ...
 
 
+def messages_of(prompt: str | Chat, data: DataConfig) -> Chat:
+    """``prompt`` as chat messages, behind the system prompt of ``data`` unless ``prompt`` has one of its own."""
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": data.template.replace("{prompt}", prompt)}]
+    own = bool(prompt) and isinstance(prompt[0], dict) and prompt[0].get("role") == "system"
+    if data.system_prompt and not own:
+        return [{"role": "system", "content": data.system_prompt}, *prompt]
+    return prompt
+
+
 def digest_of(content: bytes | str) -> int:
-    """64 bits of ``content``, signed, as MessagePack likes them."""
+    """64-bit digest of ``content``, signed."""
     data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     return xxhash.xxh3_64_intdigest(data) - (1 << 63)

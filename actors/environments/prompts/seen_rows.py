@@ -1,6 +1,6 @@
-"""Which rows have been looked at, and which were passed over: kept in the run directory, so that nobody looks twice.
+"""Which rows have been looked at and which passed over: kept in the run directory, so that no row is looked at twice.
 
-    RUN_DIR/prompt_rows.jsonl     {"data": …, "settings": …, "rows": N}            what the rest is true of
+    RUN_DIR/prompt_rows.jsonl     {"data": …, "settings": …, "rows": N}            what the other lines apply to
                                   {"checked": n}                                   rows 0 to n have prompt and answer
                                   {"from": a, "to": b, "passed": [places], "why": {reason: count}, "first": {…}}
 
@@ -8,9 +8,9 @@ The place of a row is where the first epoch visits it; rows are looked at in tha
 same rows. So the ``k``-th prompt of the stream is known without tokenising those before it.
 
 Invariants
-- Lines are appended, each in one write. Whoever reads ignores a line that is torn or tells what is known already:
-  two processes may have looked at the same rows, and must have found the same.
-- A file that is not of these data and settings is begun anew: it holds nothing that cannot be found out again.
+- Lines are appended, each in one write. A reader ignores a line that is torn or says what is known already: two
+  processes may have looked at the same rows, and must have found the same.
+- A file of other data or settings is begun anew: all that it holds can be found out again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from actors.host.whole_file import write_whole
+
 
 class SeenRows:
-    """It knows the rows that were passed over. Without a ``path`` it forgets with its process."""
+    """Knows the rows that were passed over. Without a ``path`` nothing is kept on disk."""
 
     def __init__(self, data: str, settings: str, rows: int, path: Path | None = None) -> None:
         self.rows = rows
         self.checked = 0
         self.seen = 0
-        """Places of the first epoch that have been looked at: all before this one."""
+        """Number of places of the first epoch that have been looked at."""
         self.why: dict[str, int] = {}
         """Number of rows that were passed over, by reason."""
         self.first: dict[str, str] = {}
@@ -50,7 +52,6 @@ class SeenRows:
 
     @property
     def kept(self) -> int:
-        """Rows that were not passed over, so far."""
         return self.seen - len(self._passed)
 
     @property
@@ -58,7 +59,7 @@ class SeenRows:
         return self.seen >= self.rows
 
     def place_of(self, kept: int) -> int | None:
-        """Place of the first epoch's ``kept``-th row that is used; None if it has not been come to."""
+        """Place of the first epoch's ``kept``-th row that is used; None if that row has not been reached."""
         place = kept + bisect.bisect_right(self._before, kept)
         return place if place < self.seen else None
 
@@ -67,11 +68,11 @@ class SeenRows:
         return order[np.array(self._passed, np.int64)]
 
     def keep(self) -> None:
-        """The next place's row is used."""
+        """Note that the row of the next place is used."""
         self._looked()
 
     def pass_over(self, reason: str, row: str) -> None:
-        """The next place's row is not used; ``row`` names it and says more."""
+        """Note that the row of the next place is not used; ``row`` names that row and says what is wrong."""
         self._enter(self.seen)
         self.why[reason] = self.why.get(reason, 0) + 1
         self.first.setdefault(reason, row)
@@ -107,13 +108,11 @@ class SeenRows:
             return
         self.replaced = isinstance(head, dict) and head.get("data") != self._head["data"]
         begun = json.dumps(self._head).encode() + b"\n"
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_bytes(begun)
-        partial.replace(path)
+        write_whole(path, begun)
         self._read_bytes = len(begun)
 
     def catch_up(self) -> None:
-        """Read what others have found since."""
+        """Read what other processes have appended since."""
         if self._path is None or self._unwritten or self.whole:
             return
         with self._path.open("rb") as file:
@@ -142,13 +141,13 @@ class SeenRows:
         self.seen = told.end
 
     def save(self) -> None:
-        """Append what is new. A disk that takes nothing costs the next process its time, and nobody anything else."""
+        """Append what is new. If the disk takes nothing, the next process looks at these rows again."""
         if self._path is not None and self._unwritten:
             self._append(self._unwritten)
         self._unwritten = {}
 
     def check_done(self, checked: int) -> None:
-        """Rows 0 to ``checked`` have prompt and answer."""
+        """Note that rows 0 to ``checked`` have prompt and answer."""
         self.checked = checked
         if self._path is not None:
             self._append({"checked": checked})
@@ -167,7 +166,7 @@ class SeenRows:
 
 
 class _Line(NamedTuple):
-    """A line that tells something."""
+    """Holds the content of one line of the file."""
 
     checked: int
     first_place: int
@@ -178,10 +177,10 @@ class _Line(NamedTuple):
 
 
 def _read_line(line: bytes, rows: int) -> _Line:
-    """What a line tells.
+    """Parse a line.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: it was not written here.
+        ValueError, KeyError, TypeError, AttributeError: the line was not written by this module.
     """
     told = json.loads(line)
     if "checked" in told:

@@ -23,8 +23,8 @@ from configs.schema import DataConfig, JobConfig, RewardConfig
 
 
 def open_source(data: DataConfig, seed: int, *, compares: bool = False, tasks: bool = False) -> Source:
-    """The source that ``data`` describes. ``compares``: its answers are compared with text, so each must be some.
-    ``tasks``: its rows are for an environment, and need no prompt.
+    """The source that ``data`` describes. ``compares``: answers are compared with responses, so each row must have one.
+    ``tasks``: rows are tasks of an environment, and need no prompt.
 
     Raises:
         SourceUnreadable: the data set, file, row or column is missing; says which and what to do.
@@ -50,18 +50,10 @@ def open_sources(job: JobConfig) -> dict[str, Source]:
 
 
 def open_all_sources(job: JobConfig) -> dict[str, Source]:
-    """Those, and the sources of the evaluation, whose generated tasks are other ones. Raises as ``open_source``."""
+    """``open_sources``, and the evaluation's, whose generated tasks have another seed. Raises as ``open_source``."""
     text, seed = compares(job.reward), job.evaluation.seed
     held_out = job.eval.sources if job.eval is not None else {}
     return open_sources(job) | {name: open_source(data, seed, compares=text) for name, data in held_out.items()}
-
-
-def stream_index(data: DataConfig, seed: int, length: int, ordinal: int) -> int | None:
-    """Which row the ``ordinal``-th prompt of the stream is; None after the last epoch."""
-    epoch, position = divmod(ordinal, length)
-    if data.epochs is not None and epoch >= data.epochs:
-        return None
-    return int(epoch_order(data, seed, length, epoch)[position]) if data.shuffle else position
 
 
 _orders: dict[tuple[int | None, int, int], np.ndarray] = {}
@@ -80,7 +72,7 @@ def epoch_order(data: DataConfig, seed: int, length: int, epoch: int) -> np.ndar
 
 
 class ReasoningGymSource:
-    """Reads a ``reasoning_gym`` task; its own scorer belongs to it."""
+    """Generates the rows of a ``reasoning_gym`` task, and scores answers with the task's own scorer."""
 
     def __init__(self, data: DataConfig, seed: int) -> None:
         gym = import_reasoning_gym()
@@ -102,7 +94,7 @@ class ReasoningGymSource:
         return Row(str(entry["question"]), str(entry["answer"]), index, {}, digest)
 
     def check(self, index: int) -> None:
-        """Rows are made, and well."""
+        """Check nothing: every row is generated, and cannot be wrong."""
 
     def where(self, index: int) -> str:
         return f"row {index} of {self._task}"
@@ -121,7 +113,6 @@ def import_reasoning_gym() -> Any:
 
 
 def reasoning_gym_tasks() -> list[str]:
-    """Names of all tasks."""
     import_reasoning_gym()
     from reasoning_gym.factory import DATASETS
 
@@ -137,7 +128,7 @@ def _nearest_task(task: str | None) -> str:
 
 
 def needs_source(reward: RewardConfig) -> bool:
-    """Whether scoring asks the data set itself."""
+    """Whether a reward uses the data set's own scorer."""
     return any(one.kind == "reasoning_gym" for _, one in reward.each)
 
 

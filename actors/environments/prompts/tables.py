@@ -1,4 +1,4 @@
-"""Data sets with named columns: lines of JSON, and what the library ``datasets`` reads, which stays on disk.
+"""Data sets with named columns: lines of JSON, and tables that the library ``datasets`` reads, which stay on disk.
 
 Parquet files and directories as on the Hugging Face hub are written once, by ``datasets``, as Arrow files into its
 cache (``HF_DATASETS_CACHE``); all processes of the machine map those, so rows cost no memory of their own.
@@ -7,6 +7,7 @@ cache (``HF_DATASETS_CACHE``); all processes of the machine map those, so rows c
 from __future__ import annotations
 
 import contextlib
+import glob
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -18,7 +19,7 @@ from configs.schema import DataConfig
 
 
 class Table(Protocol):
-    """Is rows by index, as ``datasets.Dataset`` and ``TextRows`` are."""
+    """Gives rows by their index, as ``datasets.Dataset`` and ``TextRows`` do."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> dict[str, Any]: ...
@@ -104,7 +105,7 @@ class TableSource(_Columns):
             self.row(index)
 
     def _with_nulls(self) -> set[int]:
-        """Rows that may be wrong: the first, for the types of all columns are its own, and those with a null."""
+        """Rows that may be wrong: the first (all rows have its types), and the first with a null in each column."""
         import pyarrow.compute as pc
 
         suspects = {0}
@@ -123,15 +124,15 @@ def open_table(
     """The ``datasets.Dataset`` at ``path``, named in ``field``; ``config`` and ``split`` choose one of several.
 
     Raises:
-        SourceUnreadable: the library cannot read it; says why.
-        UnknownForm: it has several splits, and none is the one to train on.
+        SourceUnreadable: the library cannot read the data; says why.
+        UnknownForm: the splits do not fit ``split``, or none of several is the one to train on.
     """
     import datasets
 
     datasets.disable_progress_bars()
     try:
         if form is DataForm.PARQUET:
-            return datasets.load_dataset("parquet", data_files=[str(path)], split="train")
+            return datasets.load_dataset("parquet", data_files=[glob.escape(str(path))], split="train")
         if form is DataForm.SAVED:
             loaded: Any = datasets.load_from_disk(str(path))
         else:

@@ -3,8 +3,8 @@
     file ──one pass──▶ where each row lies (24 bytes a row) ── row i ──▶ its bytes ──▶ parsed, anew each time
 
 Invariants
-- No row is kept parsed: a data set of millions of rows costs its positions, in each process that reads it. What is
-  packed, and an array, is kept as text.
+- No row is kept parsed: a process that reads millions of rows keeps only their positions. The text of a packed file or
+  of an array is kept.
 - A row is as Python's ``json`` reads it: integers of any size, NaN, half surrogate pairs and key order are kept.
 - Blank lines are no rows; a byte order mark and carriage returns do no harm.
 """
@@ -29,19 +29,19 @@ from actors.environments.errors import SourceUnreadable
 
 _MARK: Final = b"\xef\xbb\xbf"
 _BEGINNING_BYTES: Final = 1 << 16
-"""White space before an array is shorter."""
+"""Bytes at the start of a file within which an array must begin."""
 _columns = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class TextRows:
-    """It is a sequence of the rows, by index."""
+    """Gives the rows of one file by their index."""
 
     def __init__(self, path: Path, field: str = "data.path") -> None:
-        """Find where the rows lie. ``field``: where the user has named the file.
+        """Find where the rows lie. ``field``: key of the job file that names ``path``.
 
         Raises:
-            SourceUnreadable: there is no such file, it may not be read, or is not packed as its name says.
+            SourceUnreadable: the file is missing, may not be read, or is not packed as its name says.
         """
         self._path = path
         self._named = f"{field} {path}"
@@ -65,7 +65,7 @@ class TextRows:
         """Row ``index``.
 
         Raises:
-            SourceUnreadable: it is no JSON object; names the line.
+            SourceUnreadable: the row is no JSON object; names the line.
         """
         body = self.body(index)
         try:
@@ -81,16 +81,15 @@ class TextRows:
         return cast("dict[str, Any]", row)
 
     def body(self, index: int) -> bytes:
-        """The bytes of row ``index``."""
         start, end = self._starts[index], self._ends[index]
         return os.pread(self._descriptor, end - start, start) if self._text is None else self._text[start:end]
 
     def where(self, index: int) -> str:
-        """The row as a person finds it."""
+        """The row in words that help a person to find it."""
         return f"row {index} (line {self._lines[index]})" if self._lines else f"row {index}"
 
     def columns(self, index: int) -> dict[str, bytes] | None:
-        """The row's columns, cut and not parsed; None if only ``__getitem__`` can tell what it is."""
+        """The row's columns, cut out but not parsed; None if only ``__getitem__`` can read the row."""
         try:
             return {name: bytes(raw) for name, raw in _columns.decode(self.body(index)).items()}
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -124,7 +123,7 @@ class TextRows:
                 self._lines.append(number)
 
     def _find_elements(self, text: bytes, digest: xxhash.xxh3_128) -> None:
-        """An array's elements, kept as text one behind the other."""
+        """Keep an array's elements as text, one behind the other."""
         text = text.removeprefix(_MARK)
         digest.update(text)
         try:
@@ -133,7 +132,7 @@ class TextRows:
             msgspec.MsgspecError,
             ValueError,
             RecursionError,
-        ):  # NaN and half surrogate pairs are no JSON, and yet are found
+        ):  # NaN and half surrogate pairs are no JSON, yet data sets hold them
             elements = [json.dumps(element).encode() for element in self._loosely(text)]
         at = 0
         for element in elements:

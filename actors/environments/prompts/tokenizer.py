@@ -1,13 +1,13 @@
-"""Text to token ids and back, by the tokenizer and the chat template as transformers itself applies them.
+"""Text to token ids and back, by tokenizer and chat template as transformers itself applies them.
 
     prompt ─ messages? or data.chat ─ yes ─▶ apply_chat_template ─▶ ids, text
                                      └ no ──▶ data.template ─▶ tokenizer(text) ─▶ ids, text
 
 Invariants
-- Ids are those of ``AutoTokenizer``, since it is asked; truncation and padding that a tokenizer.json carries from
-  earlier calls have no influence, since each call sets both.
+- Ids come from ``AutoTokenizer`` itself; truncation and padding that a tokenizer.json carries from earlier calls have
+  no influence, since each call sets both.
 - Special tokens come once: from the template where there is one, else from the tokenizer.
-- Ids that the tokenizer lacks (a vocabulary padded for speed has such rows, and a model may draw them) are no text.
+- Ids that the tokenizer lacks (a vocabulary padded for speed has such rows, and a model may draw them) have no text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import Any, cast
 import numpy as np
 
 from actors.environments.errors import PromptRefused, SourceUnreadable
+from actors.environments.prompts.rows import Chat, messages_of
 from actors.host.import_guard import hide_broken_optionals
 from configs.model_files import text_config
 from configs.schema import DataConfig
-
-Prompt = str | list[dict[str, Any]]
 
 
 def load_tokenizer(model_path: Path) -> Any:
@@ -34,7 +33,7 @@ def load_tokenizer(model_path: Path) -> Any:
     Raises:
         SourceUnreadable: transformers cannot make one.
     """
-    if "transformers" not in sys.modules:  # else it has looked already, or was told that there is no torch
+    if "transformers" not in sys.modules:  # else transformers has looked already, or was told there is no torch
         hide_broken_optionals()
     from transformers import AutoTokenizer
 
@@ -67,15 +66,14 @@ class TextCodec:
             )
 
     def for_data(self, data: DataConfig) -> TextCodec:
-        """The same tokenizer for prompts with other settings; the chat is alike."""
+        """The same tokenizer for prompts with other settings of ``data``."""
         return TextCodec(self._directory, data, special_tokens=not self._hides_specials, tokenizer=self._tokenizer)
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of transformers."""
         return self._tokenizer
 
-    def encode(self, prompt: Prompt) -> tuple[str, np.ndarray]:
+    def encode(self, prompt: str | Chat) -> tuple[str, np.ndarray]:
         """The text that the model sees and its token ids, int32[n].
 
         Raises:
@@ -83,11 +81,11 @@ class TextCodec:
         """
         try:
             if isinstance(prompt, list) or self._data.chat:
-                text, ids = self._from_template(self._messages(prompt))
+                text, ids = self._from_template(messages_of(prompt, self._data))
             else:
                 text = self._data.template.replace("{prompt}", prompt)
                 ids = self._tokenizer(text, verbose=False)["input_ids"]
-        except Exception as error:  # a template is a program, and what it raises is its verdict on the prompt
+        except Exception as error:  # a template is a program, and may refuse a prompt by any exception
             who = "chat template or tokenizer" if isinstance(prompt, list) or self._data.chat else "tokenizer"
             raise PromptRefused(f"the model's {who} refuses the prompt: {_words(error)}") from error
         if ids and max(ids) >= self._rows:
@@ -104,9 +102,9 @@ class TextCodec:
         return cast("str", self._tokenizer.decode(known, skip_special_tokens=self._hides_specials))
 
     def check_vocabulary(self) -> None:
-        """Whether the model knows the tokenizer's words.
+        """Check that the model has a row for each of the tokenizer's words.
 
-        Added tokens may lie beyond: text models come with tokens for images, and a pad token that nobody ever sees.
+        Added tokens may lie beyond the model's rows: text models come with tokens for images, and an unused pad token.
         A prompt that holds one is refused.
 
         Raises:
@@ -122,7 +120,7 @@ class TextCodec:
 
     @cached_property
     def _rows(self) -> int:
-        """Rows of the model's embedding; without limit where config.json does not say."""
+        """Number of rows of the model's embedding; without limit where config.json does not say."""
         rows = text_config(self._directory).get("vocab_size")
         return rows if isinstance(rows, int) else sys.maxsize
 
@@ -131,16 +129,8 @@ class TextCodec:
         """The largest id that has a text."""
         return max(self._tokenizer.get_vocab().values(), default=-1)
 
-    def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": self._data.template.replace("{prompt}", prompt)}]
-        own = bool(prompt) and isinstance(prompt[0], dict) and prompt[0].get("role") == "system"
-        if self._data.system_prompt and not own:
-            return [{"role": "system", "content": self._data.system_prompt}, *prompt]
-        return prompt
-
-    def _from_template(self, messages: list[dict[str, Any]]) -> tuple[str, list[int]]:
-        """A last message of the assistant is the beginning of the response: the model goes on with it."""
+    def _from_template(self, messages: Chat) -> tuple[str, list[int]]:
+        """Render ``messages``. If the last one is the assistant's, the model's response continues it."""
         prefill = bool(messages) and messages[-1].get("role") == "assistant"
         how: dict[str, Any] = {
             **self._data.chat_template_kwargs,
@@ -153,6 +143,8 @@ class TextCodec:
 
 
 def _words(error: Exception) -> str:
-    """What an error says; its kind too, where it is no error of a template's own ``raise_exception``."""
+    """What an error says; with its type, unless the template raised it by ``raise_exception``."""
+    from jinja2 import TemplateError
+
     said = str(error)
-    return said if type(error).__name__ == "TemplateError" and said else f"{type(error).__name__}: {said}"
+    return said if type(error) is TemplateError and said else f"{type(error).__name__}: {said}"

@@ -1,11 +1,11 @@
-"""Rewards that score many responses at once, served by the process that has one of them and nothing else.
+"""Serves one reward that scores many responses at once, in a scorer process that does nothing else.
 
     {"score": [[response, context], …]} ──▶ rows looked up ──▶ at most ``batch`` at once ──▶ BatchScorer ──▶ verdicts
 
 Invariants
-- Every response gets a number or a reason. A number that is not finite is none.
-- When the parent wants one verdict a frame (``gather_s`` 0), a batch is one response: so it learns which one kills us.
-- What no repeat will mend (``RewardRefused``) is told instead of verdicts, and ends the run.
+- Every response gets a finite number or a reason.
+- When ``gather_s`` is 0, a batch is one response, so that the parent learns which response kills this process.
+- An error that no repeat will mend (``RewardRefused``) is sent instead of verdicts, and ends the run.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 from actors.environments.errors import RewardError, RewardRefused
 from actors.environments.prompts.rows import Source
 from actors.environments.prompts.sources import open_all_sources
-from actors.environments.scoring.batches import Asked, BatchScorer, Found
+from actors.environments.scoring.batches import Asked, BatchScorer
 from actors.environments.scoring.examples import Examples, source_of
-from actors.environments.scoring.scorer_frames import Answer, Send, Verdict, as_text
+from actors.environments.scoring.scorer_frames import Answer, ScorerVerdict, Send, as_text
 from actors.environments.scoring.trial import CALLED, first_examples
-from actors.environments.scoring.user_code import described
+from actors.host.user_code import described
 from configs.schema import JobConfig
 
 
 def batch_scorer(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
-    """What answers the requests of ``scorer_process.py`` for the one reward that ``order`` names."""
+    """The function that answers requests of ``scorer_process.py`` for the one reward that ``order`` names."""
     where, reward = job.reward.each[order["parts"][0]]
     if reward.kind == "http":
         from actors.environments.scoring.http_scorer import HttpScorer
@@ -57,7 +57,6 @@ class _Serving:
         self._send = send
 
     def answer(self, request: dict[str, Any]) -> None:
-        """Do what ``request`` asks for."""
         if "try" in request:
             self._send({"warnings": [as_text(warning) for warning in self._tried()]})
             return
@@ -67,7 +66,7 @@ class _Serving:
             self._send(self._scored(items[first : first + size]))
 
     def _tried(self) -> list[str]:
-        """Score the first row of every source with its own answer; returns what people are to be warned of."""
+        """Score the first row of every source with its own answer; returns warnings for people."""
         warnings: list[str] = []
         for name, source in self._sources.items():
             data = self._job.all_sources[name]
@@ -82,20 +81,20 @@ class _Serving:
                     warnings.append(f"{self._called} took {took_s:.1f} s, longer than reward.timeout_s: raise it")
         return warnings
 
-    def _scored(self, items: Sequence[tuple[str, bytes]]) -> list[Verdict]:
-        verdicts: list[Verdict] = [(None, "", [], False)] * len(items)
+    def _scored(self, items: Sequence[tuple[str, bytes]]) -> list[ScorerVerdict]:
+        verdicts = [ScorerVerdict(None)] * len(items)
         asked: dict[int, Asked] = {}
         for i, (response, context) in enumerate(items):
             try:
                 data = self._job.all_sources.get(source_of(context), self._job.data)
                 asked[i] = Asked(response, self._examples.of(context), data)
             except RewardError as error:
-                verdicts[i] = self._verdict(Found(None, str(error)))
+                verdicts[i] = self._verdict(ScorerVerdict(None, str(error)))
         for i, found in zip(asked, self._asked(list(asked.values())), strict=True):
             verdicts[i] = self._verdict(found)
         return verdicts
 
-    def _asked(self, asked: Sequence[Asked]) -> list[Found]:
+    def _asked(self, asked: Sequence[Asked]) -> list[ScorerVerdict]:
         if not asked:
             return []
         try:
@@ -103,12 +102,12 @@ class _Serving:
         except RewardRefused:
             raise
         except Exception as error:  # noqa: BLE001 (a model's code, or a library's: its verdict is that there is none)
-            return [Found(None, described(error))] * len(asked)
+            return [ScorerVerdict(None, described(error))] * len(asked)
 
-    def _verdict(self, found: Found) -> Verdict:
+    def _verdict(self, found: ScorerVerdict) -> ScorerVerdict:
         reward, reason = found.reward, found.reason
         if reward is not None and not math.isfinite(reward):
             reward, reason = None, f"the scorer returned {reward}; expected a finite number"
         if reward is not None:
-            return reward, "", [reward] if self._several else [], found.cut
-        return None, as_text(f"{self._called}: {reason}"), [], False
+            return ScorerVerdict(reward, "", (reward,) if self._several else (), found.cut)
+        return ScorerVerdict(None, as_text(f"{self._called}: {reason}"))

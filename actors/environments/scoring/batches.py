@@ -1,4 +1,4 @@
-"""What a reward that scores many responses at once is asked, and what it says of each."""
+"""The interface of a reward that scores many responses at once."""
 
 from __future__ import annotations
 
@@ -7,43 +7,34 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.environments.scoring.examples import Example
+from actors.environments.scoring.scorer_frames import ScorerVerdict
 from configs.schema import DataConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Holds one response to be scored, and what it answers."""
+    """Holds one response to be scored, and the example that it answers."""
 
     response: str
     example: Example
     data: DataConfig
-    """The source of its row, as the job file has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Holds a reward or, if that is None, why there is none."""
-
-    reward: float | None
-    reason: str = ""
-    cut: bool = False
-    """Whether it was scored without its beginning, for it was too long."""
+    """Source of the row in the job file."""
 
 
 class BatchScorer(Protocol):
-    """It scores many responses at once."""
+    """Scores many responses at once."""
 
     batch: int
-    """Responses that it takes at once, at most."""
+    """Number of responses that it scores at once, at most."""
 
-    def score(self, asked: Sequence[Asked], alive: Callable[[], None]) -> list[Found]:
-        """One for each of ``asked``, in order. ``alive`` is called whenever a part of the work is done.
+    def score(self, asked: Sequence[Asked], alive: Callable[[], None]) -> list[ScorerVerdict]:
+        """One verdict for each of ``asked``, in order. ``alive`` is called whenever a part of the work is done.
 
         Raises:
-            RewardRefused: no repeat will mend it.
+            RewardRefused: no repeat will mend the error.
         """
         ...
 
-    def try_once(self, asked: Asked) -> Found:
-        """As ``score``, before the run: what is wrong with the whole of it is refused."""
+    def try_once(self, asked: Asked) -> ScorerVerdict:
+        """As ``score`` of one response, before the run; raises RewardRefused for what would fail every response."""
         ...

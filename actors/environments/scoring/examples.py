@@ -1,8 +1,8 @@
-"""What a response answers: the row of the data set, found again by what its prompt was issued with.
+"""The row of the data set that a response answers, found again by the context that its prompt was issued with.
 
 context = msgpack [index, digest]                    ──▶ row of the data set, if it is still the same
         | msgpack [index, digest, name]              ──▶ the same, of the source of that name (``data.mix``)
-        | msgpack [prompt, answer, index, columns]   ──▶ itself: how journals of 0.1 have it
+        | msgpack [prompt, answer, index, columns]   ──▶ these values: the form in journals of 0.1
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from actors.environments.prompts.rows import Source
 
 
 def row_of(context: bytes) -> int:
-    """The index of the row that ``context`` names."""
     named = cast("list[Any]", msgpack.unpackb(context))
     return int(named[2] if len(named) == 4 else named[0])
 
 
 def source_of(context: bytes) -> str:
-    """The name of the source that ``context`` names; empty where there is one only."""
+    """Name of the source that ``context`` names; empty where there is only one."""
     named = cast("list[Any]", msgpack.unpackb(context))
     return str(named[2]) if len(named) == 3 else ""
 
@@ -38,7 +37,7 @@ class Example:
     index: int
     extra: dict[str, Any]
     source: Source | None = field(default=None, compare=False)
-    """The data set that it is of, where it is known."""
+    """Data set of the row, where it is known."""
 
 
 class Examples:
@@ -48,7 +47,7 @@ class Examples:
         self._sources = sources
 
     def of(self, context: bytes) -> Example:
-        """The example that ``context`` names, made anew: a verifier may change what it is given.
+        """The example that ``context`` names, made anew for each call: a verifier may change its arguments.
 
         Raises:
             RowChanged: the data set has another row there now.
@@ -70,7 +69,7 @@ class Examples:
         return Example(row.prompt, row.answer, row.index, row.extra, source)
 
     def answer(self, context: bytes) -> str:
-        """The row's answer as people read it; empty if the row is another one now."""
+        """The row's answer as text for people; empty if the row has changed."""
         try:
             answer = self.of(context).answer
         except RowChanged:

@@ -9,10 +9,10 @@
     3xx, other 4xx ───────────────────────────────────────────────────────────────────────▶ RewardRefused: the run ends
 
 Invariants
-- All of it (name look-up, connection, repeats, a reply that trickles) takes ``reward.timeout_s`` together.
-- Nothing is sent anywhere but to ``url``: a redirect is not followed, for the key would go with it.
+- One question (name look-up, connection, repeats, a reply that trickles) takes at most ``reward.timeout_s`` in all.
+- Requests go to ``url`` only: a redirect is not followed, since the key would go with it.
 - A reply is read up to ``limits.remote_reply_bytes``.
-- The key is in no message, nor what a URL has behind its ``?``.
+- No message shows the key, or what a URL has behind its ``?``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import httpx
 
 from actors.environments.errors import RewardRefused
 from actors.environments.prompts.tokenizer import TextCodec
-from actors.environments.scoring.batches import Asked, Found
+from actors.environments.scoring.batches import Asked
+from actors.environments.scoring.scorer_frames import ScorerVerdict
 from actors.host.clock import time_of_day_s
 from actors.host.import_guard import import_transformers_without_torch
 from configs.schema import JobConfig
@@ -41,16 +42,16 @@ _PASSING = (408, 425, 429)
 
 
 class _Passing(Exception):
-    """It may be otherwise the next time, and there is time for that."""
+    """A failure that may pass: the request is sent again while there is time."""
 
     def __init__(self, what: str, retry_after_s: float = 0.0) -> None:
         super().__init__(what)
         self.retry_after_s = retry_after_s
-        """Seconds for which the server wants to be left alone; 0 if it does not say."""
+        """Seconds that the server asks to wait; 0 if it does not say."""
 
 
 class _NoRewards(Exception):
-    """The reply is not what was asked for."""
+    """The reply holds no rewards in the expected form."""
 
 
 class HttpScorer:
@@ -77,13 +78,13 @@ class HttpScorer:
             import_transformers_without_torch()
             self._codec = TextCodec(Path(policy), job.data)
 
-    def score(self, asked: Sequence[Asked], alive: Callable[[], None]) -> list[Found]:
+    def score(self, asked: Sequence[Asked], alive: Callable[[], None]) -> list[ScorerVerdict]:
         try:
             return self._ask(asked)
         except _NoRewards as error:
-            return [Found(None, str(error))] * len(asked)
+            return [ScorerVerdict(None, str(error))] * len(asked)
 
-    def try_once(self, asked: Asked) -> Found:
+    def try_once(self, asked: Asked) -> ScorerVerdict:
         try:
             (found,) = self._ask([asked])
         except _NoRewards as error:
@@ -94,11 +95,11 @@ class HttpScorer:
         return found
 
     def close(self) -> None:
-        """Close connections; the process that serves ends without, as its parent wants it gone."""
+        """Close the connections. A scorer process does without: its parent kills it."""
         self._runner.run(self._client.aclose())
         self._runner.close()
 
-    def _ask(self, asked: Sequence[Asked]) -> list[Found]:
+    def _ask(self, asked: Sequence[Asked]) -> list[ScorerVerdict]:
         prompts = [self._prompt(one) for one in asked]
         question = {
             "query": [prompt + one.response for prompt, one in zip(prompts, asked, strict=True)],
@@ -108,11 +109,11 @@ class HttpScorer:
         body = json.dumps(question, default=str).encode()
         reply = self._runner.run(self._within(body))
         if isinstance(reply, str):
-            return [Found(None, reply)] * len(asked)
+            return [ScorerVerdict(None, reply)] * len(asked)
         return [_found(value) for value in _rewards(reply, len(asked))]
 
     def _prompt(self, asked: Asked) -> str:
-        """The text that the policy saw."""
+        """The prompt as the policy saw it, if its tokenizer is here; else by ``data.template``, or as JSON."""
         prompt = asked.example.prompt
         if self._codec is not None:
             return self._codec.for_data(asked.data).encode(prompt)[0]
@@ -129,16 +130,16 @@ class HttpScorer:
                         return await self._post(body)
                     except _Passing as error:
                         why, asked_s = f"; last: {error}", error.retry_after_s
-                    await asyncio.sleep(max(pause_s, min(asked_s, timeout_s)))  # the deadline ends what goes beyond it
+                    await asyncio.sleep(max(pause_s, min(asked_s, timeout_s)))  # the deadline ends a longer pause
                     pause_s = min(2 * pause_s, limits.backoff_max_s)
         except TimeoutError:
             return f"{self._shown} gave no rewards within reward.timeout_s ({timeout_s:g} s){why}"
 
     async def _post(self, body: bytes) -> bytes:
-        """One request.
+        """Send one request; returns the body of the reply.
 
         Raises:
-            _Passing, _NoRewards, RewardRefused: as their names say.
+            _Passing, _NoRewards, RewardRefused: see the drawing above.
         """
         try:
             async with self._client.stream("POST", self._url, content=body) as reply:
@@ -174,7 +175,7 @@ class HttpScorer:
 
 
 async def _first_bytes(reply: httpx.Response, wanted: int) -> bytes:
-    """At least ``wanted`` bytes of the reply, or all of it."""
+    """At least ``wanted`` bytes of the reply, or the whole reply."""
     body = bytearray()
     parts = cast("AsyncGenerator[bytes, None]", reply.aiter_raw())
     async with contextlib.aclosing(parts):
@@ -208,10 +209,10 @@ def _key_of(where: str, reward: Reward) -> str:
 
 
 def _rewards(body: bytes, wanted: int) -> list[object]:
-    """What the reply says, one for each response.
+    """The rewards in a reply, one for each response.
 
     Raises:
-        _NoRewards: it has another form.
+        _NoRewards: the reply has another form.
     """
     try:
         reply: object = json.loads(body)
@@ -227,10 +228,10 @@ def _rewards(body: bytes, wanted: int) -> list[object]:
     return found
 
 
-def _found(value: object) -> Found:
+def _found(value: object) -> ScorerVerdict:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            return Found(float(value))
+            return ScorerVerdict(float(value))
         except OverflowError:
-            return Found(None, "its reward is a whole number beyond all floating ones")
-    return Found(None, f"its reward is {type(value).__name__}, expected a number")
+            return ScorerVerdict(None, "its reward is a whole number beyond all floating ones")
+    return ScorerVerdict(None, f"its reward is {type(value).__name__}, expected a number")

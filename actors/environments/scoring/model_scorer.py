@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.environments.errors import RewardRefused
-from actors.environments.scoring.batches import Asked, Found
+from actors.environments.scoring.batches import Asked
 from actors.environments.scoring.reward_text import NoRewardModel, RewardText, load_reward_tokenizer, token_batches
-from actors.environments.scoring.user_code import described
+from actors.environments.scoring.scorer_frames import ScorerVerdict
 from actors.host.import_guard import hide_broken_optionals
+from actors.host.user_code import described
+from actors.models.whole_model import WeightsNotWhole, load_whole
 from configs.task_schema import Reward
 
 
@@ -23,11 +25,11 @@ class ModelScorer:
     """Scores with the model in ``reward.path``.
 
     Raises:
-        RewardRefused: it is no reward model, or not whole; says what it lacks.
+        RewardRefused: the directory holds no reward model, or not a whole one; says what is missing.
     """
 
     batch = 1 << 16
-    """All that is asked at once: it makes batches of its own, by tokens."""
+    """Number of responses at once, large enough for all: ``score`` makes batches itself, by tokens."""
 
     def __init__(self, where: str, reward: Reward) -> None:
         hide_broken_optionals()
@@ -54,27 +56,20 @@ class ModelScorer:
 
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         try:
-            config: Any = AutoConfig.from_pretrained(str(self._path), **how)
+            config: Any = AutoConfig.from_pretrained(str(self._path), local_files_only=True, trust_remote_code=False)
             if config.num_labels != 1:
                 raise self._refused(f"it has {config.num_labels} labels, and a reward model has one")
             auto: Any = AutoModelForSequenceClassification
-            model, told = auto.from_pretrained(
-                str(self._path), use_safetensors=True, dtype="auto", output_loading_info=True, **how
-            )
-            if missing := sorted(told["missing_keys"]):
-                raise self._refused(
-                    f"its weights lack {', '.join(missing[:3])}, which would be drawn at random: it is a language "
-                    "model, or was saved without its head; name a trained reward model"
-                )
-            return model.to(device).eval()
+            return load_whole(auto, self._path, use_safetensors=True, dtype="auto").to(device).eval()
         except RewardRefused:
             raise
-        except Exception as error:  # whatever transformers and torch raise for files that are none of theirs
+        except WeightsNotWhole as error:
+            raise self._refused(f"{error}. If it is a language model, name a trained reward model instead") from error
+        except Exception as error:  # transformers and torch raise anything for files they cannot read
             raise self._refused(f"it cannot be loaded as a reward model: {described(error)}") from error
 
-    def try_once(self, asked: Asked) -> Found:
+    def try_once(self, asked: Asked) -> ScorerVerdict:
         if isinstance(asked.example.prompt, list) and not self._text.has_template:
             raise self._refused(
                 "its tokenizer has no chat template, and prompts are chat messages; put the template that it was "
@@ -83,20 +78,22 @@ class ModelScorer:
         (found,) = self.score([asked], lambda: None)
         return found
 
-    def score(self, asked: Sequence[Asked], alive: Callable[[], None]) -> list[Found]:
+    def score(self, asked: Sequence[Asked], alive: Callable[[], None]) -> list[ScorerVerdict]:
         import torch
 
-        found = [Found(None, "")] * len(asked)
+        found = [ScorerVerdict(None, "")] * len(asked)
         ids: dict[int, tuple[list[int], bool]] = {}
         for i, one in enumerate(asked):
             try:
                 ids[i] = self._text.ids(self._text.read(one.example.prompt, one.response, one.data))
-            except Exception as error:  # noqa: BLE001 (a template is a program: what it raises is about this one)
-                found[i] = Found(None, f"the reward model's tokenizer or template refuses it: {described(error)}")
+            except Exception as error:  # noqa: BLE001 (a template is a program: its error is about this response)
+                found[i] = ScorerVerdict(
+                    None, f"the reward model's tokenizer or template refuses it: {described(error)}"
+                )
         for rows in token_batches({i: len(tokens) for i, (tokens, _) in ids.items()}, self._batch_tokens):
             with torch.inference_mode():
                 logits = self._text.logits([ids[i][0] for i in rows]).float().tolist()
             for i, value in zip(rows, logits, strict=True):
-                found[i] = Found(value, "", ids[i][1])
+                found[i] = ScorerVerdict(value, cut=ids[i][1])
             alive()
         return found

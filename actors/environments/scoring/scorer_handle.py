@@ -8,51 +8,37 @@
                    ▼
               kill it; that response has no result; the rest of the batch goes on, gathered
 
-One that scores batches has ``limits.batch_answer_s`` more: it has the same deadline, and says itself why it has none.
+A process that scores batches has ``limits.batch_answer_s`` more, to say itself why it has no verdict in time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
+import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import msgpack
 
 from actors.environments.errors import RewardRefused, ScorerBroken, ScorerTimedOut, SourceUnreadable
-from actors.environments.scoring.scorer_frames import frame
+from actors.environments.scoring.scorer_frames import ScorerVerdict, frame
 from actors.environments.scoring.trial import CALLED
 from actors.host.bounded_file import trim
-from actors.host.python_path import python_path
+from actors.host.helper_process import HelperProcess
 from configs.schema import JobConfig
 
 Item = tuple[str, bytes]
 """Response, and the context that its prompt was issued with (``examples.py``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolVerdict:
-    """Holds a reward or, if that is None, why there is none."""
-
-    reward: float | None
-    reason: str = ""
-    parts: tuple[float, ...] = ()
-    """Rewards that it is the weighted sum of, where the job has several."""
-    cut: bool = False
-    """Whether a reward model read it without its beginning, for it was too long."""
-
-
 class Trial:
-    """It is what all processes of a pool know of trying the verifier."""
+    """Holds what the processes that score the same rewards have found by trying the verifier."""
 
     def __init__(self) -> None:
         self.harmless = True
-        """Whether no process hung or died when it tried."""
+        """Whether no process has hung or died in its trial."""
         self.warnings: list[str] = []
 
     def warn(self, text: str) -> None:
@@ -61,7 +47,7 @@ class Trial:
 
 
 class ScorerHandle:
-    """Drives one process, which is started again by ``score`` when it had to be killed."""
+    """Drives one process; ``score`` and ``read`` start it again after it had to be killed."""
 
     def __init__(self, job: JobConfig, order: dict[str, Any], log: Path | None, trial: Trial | None) -> None:
         self._job = job
@@ -70,7 +56,7 @@ class ScorerHandle:
         self._order = order
         self._log = log
         self._trial = trial
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: HelperProcess | None = None
 
     async def start(self) -> None:
         await self._exec()
@@ -91,29 +77,18 @@ class ScorerHandle:
             trial.warn(warning)
 
     async def _check(self, reply: dict[str, Any]) -> None:
-        """Raise what makes the process useless."""
+        """Kill the process and raise, if the reply says that it is of no use."""
         if "broken" in reply:
             await self.kill()
             raise self._error_of(reply)
 
     def _error_of(self, reply: dict[str, Any]) -> SourceUnreadable | ScorerBroken:
-        """What a process says of why it cannot do as it was asked."""
         if reply["data"]:
             return SourceUnreadable(reply["broken"])
         return (ScorerBroken if self._order["model"] else RewardRefused)(reply["broken"])
 
     async def _exec(self) -> None:
-        errors = self._open_log()
-        try:
-            command = (sys.executable, "-P", "-m", "actors.environments.scoring.scorer_process")
-            pipe = asyncio.subprocess.PIPE
-            env = {**os.environ, "PYTHONPATH": python_path()}
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True, env=env
-            )
-        finally:
-            if errors is not None:
-                errors.close()
+        self._process = await HelperProcess.start("actors.environments.scoring.scorer_process", self._log)
         await self._send(self._order)
         try:
             reply = await self._receive(self._job.limits.ready_timeout_s)
@@ -122,17 +97,14 @@ class ScorerHandle:
             raise ScorerBroken(f"the scorer process did not get ready: {error}") from error
         await self._check(reply)
 
-    def _open_log(self) -> IO[bytes] | None:
-        return self._log.open("ab") if self._log else None
-
     def _trim_log(self) -> None:
-        """Keep what verifiers print within bounds: with each frame, for a loop of prints fills a disk in seconds."""
+        """Bound what verifiers print; called for each frame, since a loop of prints fills a disk in seconds."""
         if self._log is not None:
             with contextlib.suppress(OSError):
                 trim(self._log, self._job.limits.process_log_max_bytes)
 
-    async def score(self, items: Sequence[Item]) -> list[PoolVerdict]:
-        verdicts: list[PoolVerdict] = []
+    async def score(self, items: Sequence[Item]) -> list[ScorerVerdict]:
+        verdicts: list[ScorerVerdict] = []
         gather = True
         while len(verdicts) < len(items):
             if self._process is None:
@@ -141,16 +113,16 @@ class ScorerHandle:
             try:
                 await self._score_into(verdicts, rest, gather=gather)
             except RewardRefused:
-                raise  # it would be refused again
+                raise  # the next process would refuse again
             except (ScorerTimedOut, ScorerBroken) as error:
                 await self.kill()
                 if not gather or len(rest) == 1:
-                    verdicts.append(PoolVerdict(None, str(error)))
+                    verdicts.append(ScorerVerdict(None, str(error)))
                 gather = not gather
         return verdicts
 
     async def read(self, **request: Sequence[object]) -> dict[str, Any]:
-        """What a process that reads says to ``request``."""
+        """Send ``request`` to the process, which reads prompts; returns its answer."""
         if self._process is None:
             await self.start()
         try:
@@ -163,12 +135,12 @@ class ScorerHandle:
             raise self._error_of(reply)
         return reply
 
-    async def _score_into(self, verdicts: list[PoolVerdict], items: Sequence[Item], *, gather: bool) -> None:
+    async def _score_into(self, verdicts: list[ScorerVerdict], items: Sequence[Item], *, gather: bool) -> None:
         """Append the verdicts of ``items``, in order, as they come.
 
         Raises:
             ScorerTimedOut, ScorerBroken: the rest will not come.
-            RewardRefused: nothing will come, however often it is asked.
+            RewardRefused: no verdict will come, however often the process is asked.
         """
         wanted = len(verdicts) + len(items)
         await self._send({"score": items, "gather_s": self._job.limits.score_gather_s if gather else 0.0})
@@ -180,45 +152,34 @@ class ScorerHandle:
             self._trim_log()
             if isinstance(gathered, dict):
                 await self._check(cast("dict[str, Any]", gathered))
-            verdicts += [PoolVerdict(reward, reason, tuple(parts), cut) for reward, reason, parts, cut in gathered]
+            verdicts += [ScorerVerdict(reward, reason, tuple(parts), cut) for reward, reason, parts, cut in gathered]
 
     async def _send(self, value: object) -> None:
         process = self._running()
-        assert process.stdin is not None
         try:
-            process.stdin.write(frame(value))
-            async with asyncio.timeout(self._job.limits.ready_timeout_s):
-                await process.stdin.drain()
+            await process.feed(frame(value), self._job.limits.ready_timeout_s)
         except (ConnectionError, TimeoutError) as error:
             raise ScorerBroken(f"the scorer process takes no input: {error}") from error
 
     async def _receive(self, timeout_s: float) -> Any:
         process = self._running()
-        assert process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
-                head = await process.stdout.readexactly(4)
-                return msgpack.unpackb(await process.stdout.readexactly(int.from_bytes(head, "big")))
+                head = await process.exactly(4)
+                return msgpack.unpackb(await process.exactly(int.from_bytes(head, "big")))
         except TimeoutError as error:
             raise ScorerTimedOut(f"no answer within {timeout_s} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            with contextlib.suppress(TimeoutError):  # its exit follows its last words
-                async with asyncio.timeout(self._job.limits.close_timeout_s):
-                    await process.wait()
-            raise ScorerBroken(f"the scorer process died (exit code {process.returncode})") from error
+            with contextlib.suppress(TimeoutError):  # the exit follows the end of its output
+                await process.reaped(self._job.limits.close_timeout_s)
+            raise ScorerBroken(f"the scorer process died (exit code {process.exit_code})") from error
 
-    def _running(self) -> asyncio.subprocess.Process:
+    def _running(self) -> HelperProcess:
         if self._process is None:
             raise ScorerBroken("the scorer process is not running")
         return self._process
 
     async def kill(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()  # its guard: it kills the scorer and what its verifiers have started
-        async with asyncio.timeout(self._job.limits.stop_timeout_s):
-            await process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        if process is not None:  # its guard gets the signal, and kills the scorer and all it has started
+            await process.end(self._job.limits.stop_timeout_s, signal.SIGTERM)

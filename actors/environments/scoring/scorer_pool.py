@@ -5,15 +5,15 @@
            └─▶ …                                             of another ───┘
 
 Invariants
-- Every response gets exactly one verdict: a reward or a reason, never both. Without one of several rewards it is a
-  reason.
-- At most ``workers`` processes score one by one, with all such rewards; each ``http`` has ``workers`` of its own, each
-  ``model`` one: what a user's verifier does to its process costs no reward model its memory.
-- One process reads: it alone has the tokenizer and nothing else, no verifier's code runs in it, and it waits for none.
-  A process serves one batch at a time, under the deadlines of ``scorer_handle.py``.
+- Every response gets exactly one verdict: a reward or a reason, never both. If one of several rewards is missing, the
+  verdict is a reason.
+- ``workers`` processes score one by one, with all rewards that do so. Each ``http`` reward has ``workers`` processes of
+  its own, each ``model`` reward one, so that a user's verifier that kills its process unloads no reward model.
+- One more process reads prompts. It runs no verifier's code, and waits for no verifier. A process serves one batch at a
+  time, under the deadlines of ``scorer_handle.py``.
 - A process scores nothing before it was tried on the first row (``trial.py``), which may take
-  ``limits.first_verdict_s``; if one hangs or dies in that, none is tried again.
-- A process is free again only when its exchange is over: an asker that goes away leaves no frames for the next one.
+  ``limits.first_verdict_s``; if one hangs or dies in its trial, no later one of its group is tried.
+- A process is free again only when its exchange is over: an asker that leaves does not leave frames for the next one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actors.environments.errors import ScorerBroken
-from actors.environments.scoring.scorer_handle import Item, PoolVerdict, ScorerHandle, Trial
+from actors.environments.scoring.scorer_frames import ScorerVerdict
+from actors.environments.scoring.scorer_handle import Item, ScorerHandle, Trial
 from configs.schema import JobConfig
 from configs.task_schema import RewardConfig
 
@@ -36,17 +37,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """It is the processes that score the same rewards of a job."""
+    """Holds the processes that score the same rewards of a job."""
 
     parts: list[int]
-    """Places in ``RewardConfig.each``."""
+    """Indices of the rewards in ``RewardConfig.each``."""
     workers: int
     trial: Trial
     free: asyncio.Queue[ScorerHandle]
 
 
 def _groups(reward: RewardConfig) -> list[_Group]:
-    """Those that are scored one by one, together; and each of the others."""
+    """One group for all rewards that are scored one by one, and one for each of the others."""
     single = [i for i, (_, one) in enumerate(reward.each) if not one.batched]
     found = [(single, reward.workers)] if single else []
     for i, (_, one) in enumerate(reward.each):
@@ -56,9 +57,9 @@ def _groups(reward: RewardConfig) -> list[_Group]:
 
 
 class ScorerPool:
-    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) one more reads prompts.
+    """Scores batches in processes of its own. If ``model`` names a directory with a tokenizer, one more reads prompts.
 
-    ``run_dir``: where they keep what they have seen of the data set.
+    ``run_dir``: directory in which the reading process keeps which rows it has seen.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class ScorerPool:
 
     @property
     def warnings(self) -> list[str]:
-        """What people are to be told of the verifier: it was called once, and may not be in order."""
+        """Texts for people, of a verifier that was called once and may have a fault."""
         return [warning for group in self._groups for warning in group.trial.warnings]
 
     async def start(self) -> None:
-        """Start every process and wait until each has its scorer, which was called once.
+        """Start every process and wait until each has its scorer and has tried it once.
 
         Raises:
             RewardRefused: the scorer cannot be made (import error, unknown task), or can only fail; says why.
@@ -100,7 +101,7 @@ class ScorerPool:
         try:
             await asyncio.gather(*self._exchanges)
         except BaseException:
-            await self.close()  # one that cannot start leaves no others behind
+            await self.close()  # if one cannot start, the others are not left behind
             raise
         self._exchanges.clear()
         for group, process in scorers:
@@ -112,7 +113,7 @@ class ScorerPool:
         order = self._order | {"model": "", "parts": group.parts}
         return ScorerHandle(self._job, order, self._log, group.trial if order["rows"] else None)
 
-    async def score(self, items: Sequence[Item]) -> list[PoolVerdict]:
+    async def score(self, items: Sequence[Item]) -> list[ScorerVerdict]:
         """One verdict per item, in order.
 
         Raises:
@@ -125,21 +126,21 @@ class ScorerPool:
             return found[0]
         return [self._sum_of(verdicts) for verdicts in zip(*found, strict=True)]
 
-    def _sum_of(self, verdicts: Sequence[PoolVerdict]) -> PoolVerdict:
-        """One verdict of those of all groups on the same response."""
+    def _sum_of(self, verdicts: Sequence[ScorerVerdict]) -> ScorerVerdict:
+        """The weighted sum of the groups' verdicts on one response."""
         if missing := [verdict.reason for verdict in verdicts if verdict.reward is None]:
-            return PoolVerdict(None, missing[0])
+            return ScorerVerdict(None, missing[0])
         values: dict[int, float] = {}
         for group, verdict in zip(self._groups, verdicts, strict=True):
             values |= zip(group.parts, verdict.parts, strict=True)
         parts = tuple(values[i] for i in range(len(values)))
         total = math.fsum(one.weight * value for one, value in zip(self._job.reward.parts, parts, strict=True))
         if not math.isfinite(total):
-            return PoolVerdict(None, f"reward.parts: their weighted sum is {total}; expected a finite number")
-        return PoolVerdict(total, "", parts, any(verdict.cut for verdict in verdicts))
+            return ScorerVerdict(None, f"reward.parts: their weighted sum is {total}; expected a finite number")
+        return ScorerVerdict(total, "", parts, any(verdict.cut for verdict in verdicts))
 
     async def read(self, start: int, count: int, *, evaluation: bool = False) -> dict[str, Any]:
-        """Read prompts, as ``PromptStream.read`` does, for about ``limits.read_slice_s``: of training, or to evaluate.
+        """Read prompts of training, or of the evaluation, as ``PromptStream.read``, for about ``limits.read_slice_s``.
 
         Raises:
             SourceUnreadable: the data set cannot be read, now or later; says where.
@@ -155,16 +156,16 @@ class ScorerPool:
     async def _exchange(
         self, free: asyncio.Queue[ScorerHandle], work: Callable[[ScorerHandle], Coroutine[Any, Any, _T]]
     ) -> _T:
-        """What ``work`` gets out of a ``free`` process. It goes on to its end when the caller is cancelled."""
-        process = await free.get()  # however long: a slow verifier is no broken one, and the asker has a deadline
+        """The result of ``work`` with a ``free`` process; when the caller is cancelled, the work goes on to its end."""
+        process = await free.get()  # without a deadline: a slow verifier is not broken, and the asker has one
         if self._closed:
-            free.put_nowait(process)  # whoever waits behind us learns the same
+            free.put_nowait(process)  # the next one that waits learns the same
             raise ScorerBroken("the pool is closed")
         exchange, over = asyncio.create_task(work(process)), asyncio.get_running_loop().create_future()
         self._exchanges.append(exchange)
         exchange.add_done_callback(lambda _: self._release(free, process, exchange))
         exchange.add_done_callback(lambda _: over.done() or over.set_result(None))
-        await over  # and not the task itself, which is left alone when we are cancelled
+        await over  # not the task itself, which must go on when this call is cancelled
         if exchange.cancelled():
             raise ScorerBroken("the pool was closed meanwhile")
         return exchange.result()
@@ -173,7 +174,7 @@ class ScorerPool:
         self._exchanges.remove(exchange)
         free.put_nowait(process)
         if not exchange.cancelled():
-            exchange.exception()  # its asker may have gone: then nobody else looks at it
+            exchange.exception()  # marked as retrieved: its asker may have gone
 
     async def close(self) -> None:
         self._closed = True

@@ -1,4 +1,4 @@
-"""A task process: runs the user's verifier, which may hang, crash or print without harm; or reads prompts.
+"""A task process: runs the user's verifier, which may hang, crash or print without harm, or else reads prompts.
 
 Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack value:
 
@@ -10,26 +10,25 @@ Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack valu
     out  {"warnings": [text, …]} | {"broken": reason, "data": …}        (trial.py)
     in   {"score": [[response, context], …], "gather_s": float}
     out  [[reward, "", parts, cut] or [nil, reason, [], false], …]        one verdict a response, in order
-         | {"broken": reason, "data": …}                                  none will come, however often it is asked
+         | {"broken": reason, "data": …}                                  none will come, however often asked
     in   {"read": [start, count]}
     out  what ``PromptStream.read`` returns | {"broken": reason, "data": …}
     in   {"read_evaluation": [start, count]}
-    out  the same of the prompts of the evaluation, and "overlap": those of them that are prompts of training, too
+    out  the same for prompts of the evaluation, and "overlap": the number of them that are in the training data, too
     in   {"answers": [context, …]}
     out  {"answers": [text, …]} | {"broken": reason, "data": …}
 
-Parts are the rewards that the sum is made of, where the job has several.
+``parts`` of a verdict are the rewards whose weighted sum is the reward, where the job has several.
 
-A context says which row of the data set the response answers, and what the row's content comes to; the row itself is
-looked up here, so that its columns reach the verifier with their own types and travel through nobody's messages.
+A context holds the index of the row that the response answers, and a digest of the row's content; the row itself is
+looked up here, so that its columns reach the verifier with their own types and travel in no message.
 
-Verdicts leave together once the oldest has waited for ``gather_s`` and a response is done; with 0,
-each has a frame of its own, so that the parent knows which response is being scored when none comes.
+A frame of verdicts is sent when a response is done and ``gather_s`` have passed since the last frame; with 0, each
+verdict has a frame of its own, so that the parent knows which response is being scored when none comes.
 
-One that scores batches (``batch_serving.py``) sends a frame without verdicts as a sign of life, or says in the place of
-a verdict that its response was ``cut``. One that scores one by one has no
-tokenizer, and one that reads runs no code but ours. The parent kills it when a verdict takes longer than
-``reward.timeout_s``.
+A process that scores batches (``batch_serving.py``) may send a frame without verdicts as a sign of life, and ``cut``
+says that a reward model read the response without its beginning. A process that scores one by one has no tokenizer, and
+one that reads runs no code but ours. The parent kills a process whose verdict takes longer than ``reward.timeout_s``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from actors.environments.errors import SourceUnreadable
-from actors.environments.scoring.scorer_frames import Answer, Send, Verdict, as_text, frame, read_frame
+from actors.environments.scoring.scorer_frames import Answer, ScorerVerdict, Send, as_text, frame, read_frame
 from actors.host.import_guard import import_transformers_without_torch
 from actors.host.parent_death import lead_group
 from actors.host.standard_streams import open_standard_streams
@@ -54,13 +53,13 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Serve until stdin closes, or the parent dies while a verifier hangs. What verifiers have started ends with us."""
+    """Serve until stdin closes, or the parent dies while a verifier hangs. What verifiers have started ends, too."""
     lead_group(os.getppid())
     requests = os.fdopen(os.dup(0), "rb")
-    _read_nothing()  # what a verifier starts inherits its input: it must not take the requests
+    _read_nothing()  # what a verifier starts inherits stdin, and must not take the requests
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a verifier prints goes to the log, not between the frames
-    open_standard_streams(unbreakable=True)  # and if that has no room, no verdict fails for it
+    open_standard_streams(unbreakable=True)  # a full disk there fails no verdict
     try:
         _serve(requests, replies)
     except EOFError:
@@ -74,7 +73,7 @@ def _read_nothing() -> None:
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    from actors.environments.scoring.user_code import described
+    from actors.host.user_code import described
 
     def send(value: object) -> None:
         replies.write(frame(value))
@@ -88,7 +87,7 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     try:
         job = JobConfig.model_validate_json(order["job"])
         answer = _reader(job, order, send) if reads else _scorer(job, order, send)
-    except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
+    except Exception as error:  # noqa: BLE001 (user code: whatever it raises is reported)
         broken(error, data=isinstance(error, SourceUnreadable))
         return
     send({"ready": True})
@@ -97,7 +96,7 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
         try:
             answer(request)
         except (OSError, MemoryError) as error:
-            broken(error, data=False)  # of the machine: it may pass
+            broken(error, data=False)  # the machine's fault: it may pass
         except Exception as error:  # noqa: BLE001 (as above; what could not be read now can never be)
             broken(error, data=reads or isinstance(error, SourceUnreadable))
 
@@ -155,16 +154,16 @@ def _score_all(
     *,
     gather_s: float,
 ) -> None:
-    from actors.environments.scoring.user_code import described
+    from actors.host.user_code import described
 
-    verdicts: list[Verdict] = []
+    verdicts: list[ScorerVerdict] = []
     sent_s = monotonic()
     for response, context in answers:
         try:
             reward, parts = scorers.score(response, partial(examples.of, context))
-            verdicts.append((reward, "", parts, False))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (as above; no terminal is ours)
-            verdicts.append((None, as_text(described(error)), [], False))
+            verdicts.append(ScorerVerdict(reward, "", tuple(parts)))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (as above; no Ctrl-C comes here)
+            verdicts.append(ScorerVerdict(None, as_text(described(error))))
         if monotonic() - sent_s >= gather_s:
             send(verdicts)
             verdicts, sent_s = [], monotonic()

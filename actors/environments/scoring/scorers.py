@@ -1,6 +1,6 @@
 """Verifiers: (response, answer) → reward. Pure functions of their arguments; they run in a scorer process.
 
-Each may raise: the caller turns that into a typed failure, never into a reward of 0.
+Each may raise: the caller turns the exception into a typed failure, never into a reward of 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from actors.environments.errors import RewardRefused, RowChanged, ScorerBroken
 from actors.environments.prompts.rows import Source
 from actors.environments.prompts.sources import needs_source, open_sources
 from actors.environments.scoring.examples import Example
-from actors.environments.scoring.user_code import as_number, defined_at, described
+from actors.environments.scoring.user_code import as_number
+from actors.host.allowed_code import why_not_allowed
+from actors.host.user_code import defined_at, described
 from configs.schema import JobConfig
 from configs.task_schema import Reward
 
@@ -25,26 +27,26 @@ Scorer = Callable[[str, Example], float]
 
 @dataclass(frozen=True)
 class NamedScorer:
-    """One reward of a job, ready to be asked."""
+    """Holds one reward of a job with the function that computes it."""
 
     config: Reward
     where: str
-    """Where it stands in the job file: ``reward``, ``reward.parts.0``."""
+    """Key of the job file, such as ``reward`` or ``reward.parts.0``."""
     name: str
-    """Its name among several; empty where it is the only one."""
+    """Name among several rewards; empty for the only one."""
     weight: float
     score: Scorer
 
     @property
     def verifier(self) -> str:
-        """It as a person finds it: the key that names it, and the value."""
+        """The job file's key and value that name this reward, for messages."""
         if self.config.function:
             return f"{self.where}.function {self.config.function}"
         return f"{self.where}.kind {self.config.kind}"
 
 
 class Scorers:
-    """All rewards of a job that score one by one: one, or several whose weighted sum is the reward.
+    """Holds all rewards of a job that score one by one: one, or several whose weighted sum is the reward.
 
     ``sources``: the job's data sets, if they are open already.
     """
@@ -62,11 +64,11 @@ class Scorers:
         ]
 
     def score(self, response: str, example: Callable[[], Example]) -> tuple[float, list[float]]:
-        """The reward, and each of several. ``example`` makes the example anew: a verifier may change what it is given.
+        """The reward, and its parts if several. ``example`` makes a new one for each: a verifier may change it.
 
         Raises:
-            ScorerBroken: one of several has no result, so there is no sum; says which.
-            Exception: what the only one raises.
+            ScorerBroken: one of several rewards has no result, so there is no sum; says which.
+            Exception: what the only reward raises.
         """
         if not self.each[0].name:
             return self.each[0].score(response, example()), []
@@ -87,7 +89,7 @@ def _part(one: NamedScorer, response: str, example: Callable[[], Example]) -> fl
 
 
 def make_scorer(job: JobConfig, source: Source | None = None) -> Scorer:
-    """The reward of ``job`` as one function. ``source``: its only data set, if it is open already."""
+    """The reward of ``job`` as one function. ``source``: the job's only data set, if it is open already."""
     scorers = Scorers(job, None if source is None else {"": source})
     return lambda response, example: scorers.score(response, lambda: example)[0]
 
@@ -104,7 +106,7 @@ def _with_answer(reward: Reward, where: str, source: Source | None) -> Scorer:
     def scored(response: str, example: Example) -> float:
         answer = extract_answer(response, pattern)
         if answer is None:
-            return 0.0  # the response holds no answer at all: that is a verdict, not a failure
+            return 0.0  # a response without an answer is a verdict, not a failure
         if reward.compares:
             reference = str(example.answer)
             cut = extract_answer(reference, pattern)
@@ -164,8 +166,10 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
     """The function or class that ``path``, which stands at ``key`` of the job file, names.
 
     Raises:
-        RewardRefused: it cannot be imported; says what its module raised, and where.
+        RewardRefused: the import fails, is not allowed, or gives no callable; says what the module raised, and where.
     """
+    if wrong := why_not_allowed(path):
+        raise RewardRefused(f"{key} {wrong}")
     module_name, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
@@ -179,7 +183,7 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
 
 
 def _function(path: str, where: str) -> Scorer:
-    """A user's function ``module:name(prompt, response, answer, **columns) -> float``."""
+    """A scorer that calls the user's ``module:name(prompt, response, answer, **columns) -> float``."""
     function = load_function(path, f"{where}.function")
     whose = f"{where}.function {path} ({defined_at(function)})"
 

@@ -1,4 +1,4 @@
-"""The verifier tried on real data before anything is generated: what can only fail is refused at once.
+"""Tries the verifier on real data before anything is generated: one that can only fail is refused at once.
 
     first rows ─▶ does the call fit the function? ─no─▶ RewardRefused
                   │ yes
@@ -9,9 +9,9 @@
                   └─ else it may be the response's fault, for which no run is refused ────────────────▶ a warning
     first rows, the prompt itself as the response ─▶ most are counted right ──────────────────────────▶ a warning
 
-The last is for verifiers of ours alone: a function of the user's is called once, for it may be dear or have effects.
+The last check is for built-in verifiers only: a user's function is called once, since it may be slow or have effects.
 
-It is also a warm-up: a function that imports on its first call does so here, where there is time for it.
+The trial is also a warm-up: a function that imports on its first call does so here, where there is time for it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from actors.environments.prompts.rows import Source
 from actors.environments.prompts.sources import epoch_order
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.scorers import NamedScorer, Scorers, load_function
-from actors.environments.scoring.user_code import defined_at, described
+from actors.host.user_code import defined_at, described
 from configs.schema import DataConfig, JobConfig
 
 CALLED: Final = "called with the first row of the data and its own answer as the response"
 _ROWS: Final = 32
-"""First rows whose columns are held against the function."""
+"""Number of first rows whose columns must fit the function."""
 _REPEATED: Final = 8
-"""First rows whose prompt is scored as if it were the response."""
+"""Number of first rows whose prompt is scored as if it were the response."""
 
 
 def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) -> list[str]:
-    """Call every reward on the first row of every source; returns what people are to be warned of.
+    """Call every reward on the first row of every source; returns warnings for people.
 
     Raises:
         RewardRefused: no call could succeed; says why, with file and line.
@@ -49,7 +49,7 @@ def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) ->
         for one in scorers.each:
             examples = first_examples(job.all_sources[name], job.seed, source)  # anew: a verifier may change them
             if not examples:
-                break  # no prompt at all: the job says so
+                break  # no row at all: reading prompts says so
             warning = _check_calls(one, examples) if one.config.function else ""
             warning = _call(job, one, examples[0]) or warning or _check_repeated_prompts(one, examples[:_REPEATED])
             if warning:
@@ -58,21 +58,21 @@ def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) ->
 
 
 def first_examples(data: DataConfig, seed: int, source: Source) -> list[Example]:
-    """The first rows of the stream; those after the first only as far as they can be read."""
+    """The first rows of the stream, up to one that cannot be read; raises SourceUnreadable if that is the first."""
     examples: list[Example] = []
     for index in epoch_order(data, seed, len(source), 0)[:_ROWS]:
         try:
             row = source.row(int(index))
         except SourceUnreadable:
             if examples:
-                break  # whoever needs it will say so
+                break  # reported when that row is needed
             raise
         examples.append(Example(row.prompt, row.answer, row.index, row.extra, source))
     return examples
 
 
 def _check_calls(one: NamedScorer, examples: list[Example]) -> str:
-    """Whether the function can be called with the columns of each row; a warning if it is with some only."""
+    """Check the call with each row's columns; returns a warning, or raises RewardRefused if no row fits."""
     function = load_function(one.config.function or "", f"{one.where}.function")
     if inspect.iscoroutinefunction(function):
         raise RewardRefused(
@@ -98,7 +98,7 @@ def _misfit(function: Callable[..., Any], example: Example) -> str:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return ""  # a compiled function need not tell
+        return ""  # a compiled function may have no signature
     try:
         signature.bind(example.prompt, "", example.answer, **example.extra)
     except TypeError as error:
@@ -130,7 +130,7 @@ def _check_repeated_prompts(one: NamedScorer, examples: list[Example]) -> str:
     """A warning if a model that only repeats its prompt would be rewarded: it would soon learn nothing else.
 
     ``math_verify`` finds "To find 37 + 2, we need …" equal to the answer 39, unless a pattern says where an answer
-    stands. A question mark would hide the sum from it; models repeat the question without one.
+    stands. A question mark would hide the sum from ``math_verify``; models repeat the question without one.
     """
     if one.config.kind == "function":
         return ""
@@ -151,14 +151,14 @@ def _check_repeated_prompts(one: NamedScorer, examples: list[Example]) -> str:
 def _is_right(one: NamedScorer, response: str, example: Example) -> bool:
     try:
         return one.score(response, example) >= 1.0
-    except Exception:  # noqa: BLE001 (no verdict is no full marks, and the response is not a model's)
+    except Exception:  # noqa: BLE001 (without a verdict there are no full marks)
         return False
 
 
 def _is_hopeless(error: BaseException) -> bool:
-    """Whether it cannot have been the response's fault."""
+    """Whether no other response could have avoided the error."""
     if isinstance(error, UnboundLocalError):
         return False  # a variable that only some responses set
     if isinstance(error, AttributeError):
-        return isinstance(error.obj, ModuleType | str)  # of other objects: None.group(1), where nothing matched
+        return isinstance(error.obj, ModuleType | str)  # of others: None.group(1), where nothing matched
     return isinstance(error, NameError | ImportError | SyntaxError)

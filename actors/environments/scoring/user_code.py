@@ -1,4 +1,4 @@
-"""What a user's scorer returned, as a number; what it did wrong is said by ``actors/host/user_code.py``."""
+"""Turns what a user's scorer returned into a number."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import inspect
 from typing import Any
 
 from actors.environments.errors import NoNumber, ScorerBroken
-from actors.host.user_code import defined_at, described
-
-__all__ = ["as_number", "defined_at", "described"]
 
 
 def as_number(value: Any, whose: str) -> float:
-    """The reward that a function returned; also of numpy and torch, if it is one element.
+    """The reward that a function returned, which may be a numpy or torch value of one element.
 
     Raises:
-        NoNumber: it is no number, and no other response will make it one.
-        ScorerBroken: it is None, which a function may return where it has no verdict.
+        NoNumber: the value is no number, and the function will hardly return one for another response.
+        ScorerBroken: the value is None, which a function may return where it has no verdict.
     """
     if isinstance(value, int | float):  # bool, too
         return float(value)

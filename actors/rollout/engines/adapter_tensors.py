@@ -1,4 +1,4 @@
-"""Which tensors a version has that is an adapter, and whether those that came are these; for every engine alike."""
+"""The tensors that a version must have if it is an adapter, for every engine alike."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from actors.host.adapted_layers import NoSuchTarget, adapted_layers
-from actors.host.adapter import AdapterSpec, tensor_names
+from actors.models.adapted_layers import AdaptedWeight, NoSuchTarget, adapted_layers
+from actors.models.adapter import AdapterSpec, tensor_names
 from actors.rollout.engine import WeightTensors
 from actors.rollout.errors import ModelUnreadable, WeightsMismatch
 
 _ARRAY_OF: Final = {"bfloat16": "uint16"}
-"""dtypes that numpy lacks, and the words in which they travel."""
+"""dtype that numpy lacks → dtype of the array that carries its bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTensors:
-    """Names the layers of a model that have an adapter, and the tensors of one. ``dtype``: torch's name of it."""
+    """Names the layers of a model that have an adapter, and the adapter's tensors. ``dtype`` is torch's name."""
 
-    layers: Mapping[str, Any]
-    """Linear modules by name."""
+    layers: Mapping[str, AdaptedWeight]
+    """The weights that have an adapter, by their places."""
     shapes: Mapping[str, tuple[int, ...]]
     dtype: str
     spec: AdapterSpec
 
     @classmethod
     def of_model(cls, model: Any, spec: AdapterSpec, dtype: str) -> AdapterTensors:
-        """Those of ``model``, which may lie on the meta device.
+        """The adapter's tensors for ``model``, which may lie on the meta device.
 
         Raises:
             ModelUnreadable: a target names none of its layers.
@@ -38,8 +38,7 @@ class AdapterTensors:
             raise ModelUnreadable(str(error)) from error
         shapes: dict[str, tuple[int, ...]] = {}
         for name, layer in layers.items():
-            a, b = tensor_names(name)
-            shapes |= {a: (spec.rank, layer.in_features), b: (layer.out_features, spec.rank)}
+            shapes |= dict(zip(tensor_names(name), layer.shapes(spec.rank), strict=True))
         return cls(layers, shapes, dtype, spec)
 
     def check(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:

@@ -1,18 +1,17 @@
-"""Which beginnings of prompts are known: a trie whose nodes are blocks of tokens, least recently used first out.
+"""An index of known prompt prefixes: a trie whose nodes are blocks of tokens, evicted least recently used first.
 
     system prompt ─ ─ ─ question 1           tokens   s s s s │ s s a a │ a b
       place 0 ─┬─ place 1 ── place 2         block       0    │    1    │  2, not whole: nothing follows it
                └─ place 3                    another question: block 0 is known, and s s of block 1
 
-A node is known by the node before it and by its own tokens, compared as a whole, not by a hash of them: no two
-different beginnings share a node. Each node has a place, a number below ``blocks_max``, where whoever uses the index
-keeps what belongs to the block. The index knows neither versions nor what is kept: its user clears it when that is
-worth nothing any more.
+A node is identified by the node before it and by its own tokens, compared as a whole, not by a hash: no two different
+prefixes share a node. Each node has a place, a number below ``blocks_max``, where the cache that uses the index keeps
+the block's data. The index knows neither policy versions nor that data: the cache clears it when the data is outdated.
 
 Invariants
-- The tokens of a match are the beginning of those that were asked for, to the last one that any node has of it.
-- Whenever a node is used, all before it are used after it: what goes first is the end of every chain that it is in.
-- A place belongs to one node at a time. ``extend`` gives away places of others, never one of the chain that it extends.
+- A match is the longest prefix of the given tokens that any nodes hold.
+- Whenever a node is used, the nodes before it count as used later: so the end of a chain is evicted first.
+- A place belongs to one node at a time. ``extend`` evicts other nodes, never one of the chain that it extends.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _TOKEN_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The nodes that a sequence begins with."""
+    """Holds the nodes that match the beginning of a sequence."""
 
     places: list[int]
     tokens: int
-    """How many tokens of the sequence they cover; of the last one's there may be more."""
+    """Number of tokens of the sequence that the nodes cover; the last node may hold further tokens."""
 
 
 class PrefixIndex:
@@ -65,9 +64,9 @@ class PrefixIndex:
         return Chain(places, covered // _TOKEN_BYTES)
 
     def extend(self, tokens: NDArray[np.int32]) -> tuple[int, list[int]]:
-        """Take in the blocks of ``tokens``: how many of them were known, and the places of those behind them.
+        """Add the blocks of ``tokens``; returns how many of them were known, and the places of the new ones.
 
-        Of a sequence with more blocks than there are places, the first ones are taken in.
+        Of a sequence with more blocks than there are places, only the first ones are added.
         """
         blocks = self._cut(tokens)[: self._blocks_max]
         chain = self._whole(blocks)
@@ -76,7 +75,7 @@ class PrefixIndex:
         for block in blocks[known:]:
             before = chain[-1] if chain else _ROOT
             if len(block) < self._block_bytes and self._closest(before, block)[1] * _TOKEN_BYTES == len(block):
-                break  # the beginning of a node that is there
+                break  # a known node begins with it
             place = self._free_place()
             self._places[before, block], self._nodes[place] = place, (before, block)
             insort(self._following.setdefault(before, []), block)
@@ -85,7 +84,7 @@ class PrefixIndex:
         return known, chain[known:]
 
     def clear(self) -> None:
-        """Nothing is known any more."""
+        """Forget everything."""
         self._places.clear()
         self._nodes.clear()
         self._following.clear()
@@ -96,7 +95,7 @@ class PrefixIndex:
         return [raw[at : at + size] for at in range(0, len(raw), size)]
 
     def _whole(self, blocks: list[bytes]) -> list[int]:
-        """The places of the first ``blocks`` that are whole, and known as such."""
+        """The places of the leading ``blocks`` that are whole and known."""
         places = list[int]()
         for block in blocks:
             place = self._places.get((places[-1] if places else _ROOT, block))
@@ -108,7 +107,7 @@ class PrefixIndex:
     def _closest(self, before: int, block: bytes) -> tuple[int, int]:
         """The node behind ``before`` that begins most like ``block``, and how many tokens they have in common.
 
-        It stands next to where ``block`` would stand among those that follow ``before``.
+        It is a neighbour of the position where ``block`` would be sorted in among those that follow ``before``.
         """
         following = self._following.get(before, [])
         at = bisect_left(following, block)
@@ -117,9 +116,9 @@ class PrefixIndex:
         return (self._places[before, other], common) if common else (_ROOT, 0)
 
     def _free_place(self) -> int:
-        """One that has never been used, or else that of the node which has not been used for longest.
+        """A place that has never been used, or else that of the least recently used node.
 
-        A chain that is being extended has just been used, and is shorter than ``blocks_max``: it is none of its own.
+        That node is never of the chain being extended, which has just been used and is shorter than ``blocks_max``.
         """
         if len(self._nodes) < self._blocks_max:
             return len(self._nodes)
@@ -132,7 +131,7 @@ class PrefixIndex:
         return place
 
     def _use(self, chain: list[int]) -> None:
-        """Note that these have been used, the first one last."""
+        """Mark the nodes of ``chain`` as used, the first one last."""
         for place in reversed(chain):
             self._nodes.move_to_end(place)
 
@@ -142,7 +141,7 @@ def _common_tokens(one: bytes, other: bytes) -> int:
 
 
 def common_tokens(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """With how many tokens both begin."""
+    """Length of the prefix that both have in common."""
     most = min(len(one), len(other))
     differs = one[:most] != other[:most]
     return int(differs.argmax()) if differs.any() else most

@@ -1,14 +1,15 @@
-"""Checks of generation requests that every engine kind shares."""
+"""Checks of added requests that all engine kinds share: some are refused, some end at once, the rest is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.protocol.tokens import FinishReason
 from actors.rollout.engine import GenerationRequest
+from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.errors import RequestRefused
 
 
@@ -37,11 +38,24 @@ def _outside(ids: NDArray[np.int32], vocab: int) -> int | None:
     return int(bad[0]) if len(bad) else None
 
 
-def ended_before_start(request: GenerationRequest, max_context_tokens: int) -> FinishReason | None:
-    """Why a request needs no computing: what the ledger holds already ends it, or it can never fit."""
+def to_compute(
+    requests: Sequence[GenerationRequest], max_context_tokens: int, columns: StepColumns
+) -> Iterator[GenerationRequest]:
+    """Yield those of ``requests`` that are to be computed; the others end in ``columns``.
+
+    A request ends at once if the tokens that it comes with end it already, or if it can never fit.
+    """
+    for request in requests:
+        if (reason := _ended_before_start(request, max_context_tokens)) is None:
+            yield request
+        else:
+            columns.end(request.request, request.position, reason)
+
+
+def _ended_before_start(request: GenerationRequest, max_context_tokens: int) -> FinishReason | None:
     known = len(request.generated)
     if known and not request.limit and int(request.generated[-1]) in request.sampling.stop_token_ids:
-        return FinishReason.STOP  # of a turn the last token may be the environment's; turns that ended do not come here
+        return FinishReason.STOP  # not for turns of an episode, whose last token may be the environment's
     if request.position >= request.end or len(request.prompt_ids) + known >= max_context_tokens:
         return FinishReason.LENGTH
     return None

@@ -17,19 +17,22 @@ from actors.rollout.engine import StepOutput
 
 
 class StepColumns:
-    """Gathers what steps produce; ``take`` empties it."""
+    """Gathers rows until ``take`` returns and forgets them."""
 
     def __init__(self) -> None:
         self._ended: list[tuple[int, int, int]] = []
         self._parts: list[
-            tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8]]
-        ] = []
+            tuple[
+                NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8],
+                NDArray[np.uint8],
+            ]
+        ] = []  # fmt: skip
 
     def __bool__(self) -> bool:
         return bool(self._ended or self._parts)
 
     def end(self, request: int, offset: int, reason: FinishReason) -> None:
-        """``request`` ends behind ``offset`` response tokens, and gets no further one."""
+        """End ``request`` after ``offset`` response tokens."""
         self._ended.append((request, offset, int(reason)))
 
     def tokens(
@@ -39,13 +42,17 @@ class StepColumns:
         tokens: NDArray[np.int64],
         logprobs: NDArray[np.float32],
         finished: NDArray[np.uint8],
+        routes: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Add one token for each of ``requests``; all arrays are [n]. ``requests`` and ``offsets`` are copied."""
-        self._parts.append((requests.copy(), offsets.copy(), tokens, logprobs, finished))
+        """Add one token for each of ``requests``; all arrays are [n], but routes [n, bytes]. ``requests`` and
+        ``offsets`` are copied.
+        """
+        routes = np.zeros((len(tokens), 0), np.uint8) if routes is None else routes
+        self._parts.append((requests.copy(), offsets.copy(), tokens, logprobs, finished, routes))
 
     def take(self, policy_version: int, step_s: float) -> StepOutput:
-        """All rows so far."""
-        requests, offsets, tokens, logprobs, finished = self._joined()
+        """Return all rows so far, and forget them."""
+        requests, offsets, tokens, logprobs, finished, routes = self._joined()
         starts = np.flatnonzero(np.diff(requests, prepend=-1)) if len(requests) else np.zeros(0, np.int64)
         ends = np.append(starts, len(requests))[1:]
         last, alone = finished[ends - 1], list[tuple[int, int, int]]()
@@ -64,26 +71,25 @@ class StepColumns:
             tokens=tokens.astype(np.int32),
             logprobs=logprobs.astype(np.float32),
             step_s=step_s,
+            routes=routes if routes.size else None,
         )
 
     def _joined(
         self,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8]]:
+    ) -> tuple[
+        NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8],
+        NDArray[np.uint8],
+    ]:  # fmt: skip
         if not self._parts:
-            return (
-                np.zeros(0, np.int64),
-                np.zeros(0, np.int64),
-                np.zeros(0, np.int64),
-                np.zeros(0, np.float32),
-                np.zeros(0, np.uint8),
-            )
+            nothing, empty = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+            return nothing, nothing, nothing, np.zeros(0, np.float32), empty, empty[:, None]
         if len(self._parts) == 1:
             return self._parts[0]
-        requests, offsets, tokens, logprobs, finished = (
+        requests, offsets, tokens, logprobs, finished, routes = (
             np.concatenate(column) for column in zip(*self._parts, strict=True)
         )
         order = np.argsort(requests, kind="stable")
-        return requests[order], offsets[order], tokens[order], logprobs[order], finished[order]
+        return requests[order], offsets[order], tokens[order], logprobs[order], finished[order], routes[order]
 
 
 def without_requests(output: StepOutput, gone: set[int]) -> StepOutput:
@@ -98,4 +104,5 @@ def without_requests(output: StepOutput, gone: set[int]) -> StepOutput:
         finished=output.finished[rows],
         tokens=output.tokens[entries],
         logprobs=output.logprobs[entries],
+        routes=None if output.routes is None else output.routes[entries],
     )

@@ -1,11 +1,41 @@
-"""Writes one version as a segment file: whole under its final name, or not there at all."""
+"""Versions as segment files: each whole under its final name, or not there at all."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from actors.protocol.weights import Manifest, TensorEntry
 from actors.weights.memory import SegmentWriter
+
+
+class VersionWriter(SegmentWriter):
+    """Writes version after version, and makes room for the next one while this one is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._helper: ThreadPoolExecutor | None = None
+        self._published: tuple[Path, int] | None = None
+
+    def published(self, path: Path, size: int) -> None:
+        """Note that a version of ``size`` bytes lies at ``path``: the next one will be as large."""
+        self._published = path, size
+
+    def make_room(self) -> None:
+        """Reserve the next version's room. Called when training goes on, so that pulls go first after a publication."""
+        if self._published is not None:
+            self._helper = self._helper or ThreadPoolExecutor(1, "segments")
+            self._helper.submit(self.prepare, *self._published)
+            self._published = None
+
+    def end(self) -> None:
+        """Give the room back, and stop making any."""
+        helper, self._helper, self._published = self._helper, None, None
+        if helper is None:
+            self.close()
+        else:
+            helper.submit(self.close)
+            helper.shutdown(wait=False)
 
 
 def write_segment(
@@ -19,9 +49,9 @@ def write_segment(
     writer: SegmentWriter | None = None,
     adapter_of: str = "",
 ) -> Manifest:
-    """Copy ``data`` (uint8) to ``path``, the one copy there is, and describe it.
+    """Copy ``data`` (uint8) once, to ``path``, and describe it.
 
-    Hashes are those of ``data``, so a torn write is noticed. ``writer``: of the versions before this one.
+    Hashes are those of ``data``, so a torn write is noticed. ``writer``: the one of earlier versions.
     ``adapter_of``: see ``Manifest``.
     """
     return described(
@@ -45,7 +75,7 @@ def described(
     tensors: tuple[TensorEntry, ...],
     adapter_of: str = "",
 ) -> Manifest:
-    """What is said of the segment whose chunks have these hashes."""
+    """The manifest of a segment whose chunks have these hashes."""
     return Manifest(
         job=job,
         policy_version=policy_version,

@@ -1,4 +1,4 @@
-"""The backend of a trainer whose job shares a training service: it asks, and computes nothing itself.
+"""The backend of a trainer whose job shares a training service: it asks the service, and computes nothing itself.
 
     accumulate, step, … ─▶ TrainCall(life, number) ─▶ service: waits for the slice, computes ─▶ TrainAnswer
                                 └── the link breaks: the same number again, for ``limits.service_patience_s``
@@ -6,10 +6,10 @@
 
 Invariants
 - A call is computed once or not at all: a repeat has the number of the first time (``actors/protocol/training.py``).
-- Whatever the service's backend has raised is raised here, under the same name if that is one of ours.
-- A life that is lost is never replaced behind the trainer's back: every call after it is BundleLost. Its state was half
-  of a step, and only the trainer's next life knows from where to go on.
-- It imports nothing that computes.
+- Errors of the service's backend are raised here again, under the same name if it is one of ours.
+- A lost life is never replaced behind the trainer's back: every later call raises BundleLost. Its state was in the
+  middle of a step, and only the trainer's next life knows from where to go on.
+- This module imports nothing that computes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import dataclasses
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from actors.core.context import Context
@@ -26,61 +25,50 @@ from actors.core.errors import DeadlineExceeded, NotSent, RefusalReason, Refused
 from actors.core.message import Message
 from actors.core.patience import is_still_there
 from actors.core.watch import Down, Gone
-from actors.protocol.training import (
-    Accumulate,
-    Accumulated,
-    AttachBundle,
-    BundleAttached,
-    CallTimes,
-    DetachBundle,
-    ExportCheckpoint,
-    Exported,
-    ExportSegment,
-    Failed,
-    Finished,
-    Load,
-    Save,
-    Score,
-    Scored,
-    Step,
-    Stepped,
-    StepsCommitted,
-    TrainAnswer,
-    TrainBody,
-    TrainCall,
-    TrainOutcome,
-    Valued,
-    Values,
-)
+from actors.protocol import training
 from actors.protocol.weights import Manifest
-from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
+from actors.trainer.backend import (
+    AdamStep,
+    BackendSpec,
+    Learned,
+    LossSpec,
+    MemoryUse,
+    MicroBatch,
+    MicroBatchStats,
+    StepResult,
+    StoredBytes,
+)
 from actors.trainer.backends.remote_errors import error_named, error_of
 from actors.trainer.errors import BackendClosed, BundleLost, ServiceFailed
 from actors.weights.segments import host_id
+from configs.limits import Limits
 from transport.address import ActorAddress
 
 R = TypeVar("R", bound=Message)
-Outcome = TypeVar("Outcome", bound=TrainOutcome)
+Outcome = TypeVar("Outcome", bound=training.TrainOutcome)
 
 _GONE = frozenset({RefusalReason.OLDER_LIFE, RefusalReason.UNKNOWN_ACTOR, RefusalReason.STOPPING})
 """Refusals by which a service says that it is not, or no longer, the one that was asked."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Client:
-    """Says who asks a training service, and as what. ``checkpoint_step``: see ``AttachBundle``."""
+class ServiceClient:
+    """Holds what a job tells a training service about itself."""
 
     job: str
     run: str
     backend: str
+    ranks: int = 1
     priority: int = 0
     share: float = 1.0
 
 
 class ServiceBackend:
-    """Implements ``TrainBackend``. ``connect`` comes before ``start``; whose ctx it has passes every ``Down`` on."""
+    """Implements ``TrainBackend``. The service keeps the limit of each call, and does not count the wait."""
 
-    def __init__(self, client: Client, service: ActorAddress) -> None:
+    is_shared = True
+
+    def __init__(self, client: ServiceClient, service: ActorAddress) -> None:
         self.kind = client.backend
         self._client = client
         self._service = service
@@ -90,57 +78,54 @@ class ServiceBackend:
         self._number = 0
         self._closed = False
         self._stored: StoredBytes | None = None
-        self._times = CallTimes()
-        self.resumed_step: int | None = None
-        """Number of steps in the state that the service had kept, and that it goes on from."""
+        self._times = training.CallTimes()
 
-    def connect(self, ctx: Context, *, checkpoint_step: int = 0) -> None:
-        """Say through whom it asks, and how many steps the trainer's newest checkpoint holds."""
-        self._ctx, self._checkpoint_step = ctx, checkpoint_step
+    def connect(self, ctx: Context) -> None:
+        self._ctx = ctx
 
-    def taken_times(self) -> CallTimes:
-        """Times of the calls since this was asked last."""
-        times, self._times = self._times, CallTimes()
+    def taken_times(self) -> training.CallTimes:
+        """Times of the calls since the last call of this."""
+        times, self._times = self._times, training.CallTimes()
         return times
 
+    def taken_metrics(self) -> dict[str, float]:
+        return self.taken_times().metrics()
+
     def committed(self, steps: int) -> None:
-        """The job has committed so many steps: from that state its next life may go on."""
         self._committed = steps
-        said = StepsCommitted(job=self._client.job, life=self._life, steps=steps)
+        said = training.StepsCommitted(job=self._client.job, life=self._life, steps=steps)
         self._context.ref(self._service).tell(said)
 
-    # ------------------------------------------------------------ TrainBackend
-
-    async def start(self, spec: BackendSpec) -> None:
+    async def start(self, spec: BackendSpec, *, checkpoint_step: int = 0) -> int | None:
         ctx, client = self._context, self._client
-        question = AttachBundle(
+        question = training.AttachBundle(
             job=client.job,
             trainer=ctx.self_address,
             host=host_id(),
             run=client.run,
             backend=client.backend,
-            spec=msgspec.json.encode(spec, enc_hook=str).decode(),
+            ranks=client.ranks,
+            spec=spec.as_json(),
             wait_s=ctx.limits.service_wait_s,
             limit_s=ctx.limits.ready_timeout_s,
-            checkpoint_step=self._checkpoint_step,
+            checkpoint_step=checkpoint_step,
             priority=client.priority,
             share=client.share,
         )
-        attached = await self._ask(question, BundleAttached, question.wait_s + question.limit_s)
+        attached = await self._ask(question, training.BundleAttached, question.wait_s + question.limit_s)
         if attached.failure is not None:
             raise error_of(attached.failure)
-        self._life, self._stored, self.resumed_step = attached.life, attached.stored, attached.resumed_step
+        self._life, self._stored = attached.life, attached.stored
         ctx.watch(self._service)
+        return attached.resumed_step
 
     def heard(self, message: Down) -> None:
-        """End the trainer by BundleLost, unless a link broke that is soon there again: it may have no call to make."""
+        """End the trainer by BundleLost, unless a broken link is soon back: perhaps no call would notice."""
         if self._ctx is not None and not self._closed and message.address == self._service:
             self._ctx.start_task(self._see_to_it(self._ctx, message), "see whether the training service is there")
 
     async def _see_to_it(self, ctx: Context, message: Down) -> None:
-        """Raises:
-        BundleLost: this life of the service is gone.
-        """
+        """Raises BundleLost when this life of the service is gone."""
         broke = message.reason is Gone.UNREACHABLE
         if broke and await is_still_there(ctx, self._service, ctx.limits.service_patience_s):
             ctx.watch(self._service)
@@ -157,38 +142,57 @@ class ServiceBackend:
         return self._stored
 
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
-        limit_s = self._context.limits.train_step_timeout_s
-        return (await self._call(Score(batch, temperature, reference), Scored, limit_s)).logprobs
+        limit_s = self._limits.train_step_timeout_s
+        return (
+            await self._call(training.ScoreCall(batch, temperature, reference), training.TokensScored, limit_s)
+        ).logprobs
 
     async def values(self, batch: MicroBatch) -> np.ndarray:
-        return (await self._call(Values(batch), Valued, self._context.limits.train_step_timeout_s)).values
+        return (await self._call(training.ValuesCall(batch), training.Valued, self._limits.train_step_timeout_s)).values
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
-        limit_s = self._context.limits.train_step_timeout_s
-        return (await self._call(Accumulate(batch, loss), Accumulated, limit_s)).stats
+        limit_s = self._limits.train_step_timeout_s
+        return (await self._call(training.AccumulateCall(batch, loss), training.Accumulated, limit_s)).stats
 
-    async def step(self, *, weight: float) -> StepResult:
-        return (await self._call(Step(weight), Stepped, self._context.limits.train_step_timeout_s)).result
+    async def learn(self, batch: MicroBatch, loss: LossSpec, *, backward: bool = True) -> Learned:
+        body, limit_s = training.LearnCall(batch, loss, backward), self._limits.train_step_timeout_s
+        return (await self._call(body, training.TargetsLearned, limit_s)).learned
+
+    async def drop_sums(self) -> None:
+        await self._call(training.DropSums(), training.Finished, self._limits.train_step_timeout_s)
+
+    async def use_recompute(self, way: str) -> None:
+        """Do nothing: where nothing is measured no way is chosen."""
+
+    async def measure(self, batch: MicroBatch, loss: LossSpec) -> MemoryUse | None:
+        """Tell nothing: what is free at a service changes with the jobs whose state it holds."""
+        return None
+
+    async def step(self, *, weight: float, adam: AdamStep | None = None) -> StepResult:
+        body, limit_s = training.StepCall(weight, adam), self._limits.train_step_timeout_s
+        return (await self._call(body, training.Stepped, limit_s)).result
 
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
-        """``job`` is that of the manifest, which is ours."""
-        body = ExportSegment(str(path.absolute()), policy_version, chunk_bytes, job)
-        return (await self._call(body, Exported, self._context.limits.publish_timeout_s)).manifest
+        """``job`` goes into the manifest; it is our own job."""
+        body = training.ExportSegment(str(path.absolute()), policy_version, chunk_bytes, job)
+        return (await self._call(body, training.Exported, self._limits.publish_timeout_s)).manifest
 
     async def save(self, directory: Path) -> None:
-        await self._call(Save(str(directory.absolute())), Finished, self._context.limits.checkpoint_timeout_s)
+        await self._call(
+            training.SaveCall(str(directory.absolute())), training.Finished, self._limits.checkpoint_timeout_s
+        )
 
-    async def load(self, directory: Path) -> None:
-        await self._call(Load(str(directory.absolute())), Finished, self._context.limits.checkpoint_timeout_s)
+    async def load(self, directory: Path, *, optimizer: bool = True) -> None:
+        body = training.LoadCall(str(directory.absolute()), optimizer)
+        await self._call(body, training.Finished, self._limits.checkpoint_timeout_s)
 
     async def export_checkpoint(self, directory: Path) -> None:
-        body = ExportCheckpoint(str(directory.absolute()))
-        await self._call(body, Finished, self._context.limits.checkpoint_timeout_s)
+        body = training.ExportCheckpoint(str(directory.absolute()))
+        await self._call(body, training.Finished, self._limits.checkpoint_timeout_s)
 
     async def close(self, *, keep: bool = True) -> None:
-        """``keep``: the trainer's next life may go on from what it has committed."""
         if self._life and not self._closed and self._ctx is not None:
-            said = DetachBundle(job=self._client.job, life=self._life, keep=keep)
+            said = training.DetachBundle(job=self._client.job, life=self._life, keep=keep)
             self._ctx.ref(self._service).tell(said)
         self._closed, self._stored = True, None
 
@@ -200,34 +204,33 @@ class ServiceBackend:
             raise BackendClosed("the service backend was called before start or after close")
         return self._ctx
 
-    async def _call(self, body: TrainBody, kind: type[Outcome], limit_s: float) -> Outcome:
+    @property
+    def _limits(self) -> Limits:
+        return self._context.limits
+
+    async def _call(self, body: training.TrainBody, kind: type[Outcome], limit_s: float) -> Outcome:
         if not self._life or self._closed:
             raise BackendClosed(f"the service backend was called {'after close' if self._closed else 'before start'}")
         self._number += 1
-        limits = self._context.limits
-        question = TrainCall(
-            job=self._client.job,
-            life=self._life,
-            number=self._number,
-            body=body,
-            wait_s=limits.service_wait_s,
-            limit_s=limit_s,
+        wait_s = self._limits.service_wait_s
+        question = training.TrainCall(
+            job=self._client.job, life=self._life, number=self._number, body=body, wait_s=wait_s, limit_s=limit_s
         )
-        answer = await self._ask(question, TrainAnswer, question.wait_s + limit_s)
+        answer = await self._ask(question, training.TrainAnswer, wait_s + limit_s)
         self._times = self._times.plus(answer.times)
         outcome = answer.outcome
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, training.CallFailed):
             raise error_of(outcome)
         if not isinstance(outcome, kind):
             raise ServiceFailed(f"a {type(body).__name__} was answered with {type(outcome).__name__}; a bug of ours")
         return outcome
 
     async def _ask(self, question: Message, reply: type[R], held_s: float) -> R:
-        """Ask this life of the service until there is an answer, which it may hold for ``held_s``.
+        """Ask this life of the service until it answers, which it may do as late as after ``held_s``.
 
         Raises:
-            BundleLost: it is gone, or out of reach for longer than a link takes to come back; or it says so.
-            ServiceRefuses, ServiceBusy, ServiceFailed, other errors of ours: what it says.
+            BundleLost: the service is gone, or out of reach for ``service_patience_s``; or it says so.
+            ServiceRefuses, ServiceBusy, ServiceFailed, other errors of ours: the service's answer.
         """
         ctx = self._context
         while True:

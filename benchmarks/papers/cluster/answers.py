@@ -12,8 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from actors.policies.length_history import LengthHistory
-from actors.policies.length_predictor import PromptsView
+from actors.policies.lengths.length_predictor import LengthHistory, PromptsView
 from benchmarks.papers.cluster.planned_step import StepWork
 from benchmarks.papers.setups.rlhfless import Setup, Task
 

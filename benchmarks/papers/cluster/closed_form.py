@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from actors.policies.dispatch_long import ALPHA
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.dispatch_long import ALPHA
+from actors.policies.assigning.generation_time import Instance
 
 
 def closed_form(

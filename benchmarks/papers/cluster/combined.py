@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from actors.policies import worth_having
+from actors.policies.seeding import worth_having
 from benchmarks.papers.cluster.moving_engine import Sample
 from benchmarks.papers.cluster.overlapping import hand_out
 from benchmarks.papers.cluster.overlapping.pool import Engine, Pool
@@ -36,7 +36,7 @@ _EVENTS_MAX = 5_000_000
 
 
 class CombinedCluster:
-    """It runs one job. ``draw(step)`` gives samples, group by group; ``expect(step, samples)`` a ranker's lengths."""
+    """Runs one job. ``draw(step)`` gives samples, group by group; ``expect(step, samples)`` a ranker's lengths."""
 
     def __init__(
         self,

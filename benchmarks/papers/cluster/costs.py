@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.setups.hardware import DecodeCost, Device, TrainCost, Transformer
 
 MACHINE_DEVICES = 8

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from actors.policies import dispatch_long
-from actors.policies.dispatch_long import Past
-from actors.policies.generation_time import Instance, finish_times_s
+from actors.policies.assigning import dispatch_long
+from actors.policies.assigning.dispatch_long import Past
+from actors.policies.assigning.generation_time import Instance, finish_times_s
 from benchmarks.papers.cluster.closed_form import closed_form
 
 Dispatching = Literal["random", "longest_first", "simulated", "hindsight", "closed_form"]

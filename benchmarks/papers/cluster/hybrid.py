@@ -25,7 +25,7 @@ from supervisors.providers.traces import TraceEvent
 
 
 class Hybrid:
-    """It is a model on reserved machines that generate and train, and beside them workers that come and go."""
+    """Holds a model on reserved machines that generate and train, and beside them workers that come and go."""
 
     def __init__(self, model: HybridModel, setup: HybridSetup, seed: int = 0) -> None:
         self.model, self.setup = model, setup

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actors.policies.longest_first import longest_first
+from actors.policies.lengths.length_predictor import longest_first
 from benchmarks.papers.cluster.moving_engine import Sample
 from benchmarks.papers.setups.streamrl import LengthHistogram, Ranker
 

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 
 ADMIT = 0.95
 """Part of the KV cache beyond which nothing is admitted, so that those that run can grow."""

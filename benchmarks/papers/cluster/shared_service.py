@@ -15,8 +15,8 @@ from math import inf
 
 import numpy as np
 
-from actors.policies.fair_share import FairShare
-from actors.policies.slices import Asking, SliceRules, SliceView, slice_policy
+from actors.policies.sharing.fair_share import FairShare
+from actors.policies.sharing.slices import Asking, SliceRules, SliceView, slice_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SharingJob:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """It is what came out, until the first job had done all of its steps."""
+    """Holds what came out, until the first job had done all of its steps."""
 
     slowdowns: tuple[float, ...]
     """Time of a step over that of the job alone, of each job."""
@@ -59,7 +59,7 @@ class Shared:
 
 @dataclass(slots=True)
 class _Progress:
-    """It follows one job."""
+    """Follows one job."""
 
     job: SharingJob
     trained: int = 0

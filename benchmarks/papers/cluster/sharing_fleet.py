@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from actors.policies.job_profile import predict
-from actors.policies.placement import decide
-from actors.policies.placement_view import JobView, PlacementRules, PlacementView, ServiceView
+from actors.policies.sharing.job_profile import predict
+from actors.policies.sharing.placement import decide
+from actors.policies.sharing.placement_view import JobView, PlacementRules, PlacementView, ServiceView
 
 _LOOKED_AT: Final = 24
 """Jobs of the queue that a decision is shown, the oldest: the others could only be passed by."""
@@ -24,7 +24,7 @@ _LOOKED_AT: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class FleetJob:
-    """It is a job of the trace."""
+    """Holds a job of the trace."""
 
     arrives_s: float
     view: JobView
@@ -38,7 +38,7 @@ class FleetJob:
 
 @dataclass(frozen=True, slots=True)
 class FleetOutcome:
-    """It is what became of the jobs."""
+    """Holds what became of the jobs."""
 
     makespan_s: float
     """Time at which the last one was done."""

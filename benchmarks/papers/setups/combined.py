@@ -14,7 +14,7 @@ Staleness = Annotated[int, Field(ge=0, le=8)]
 
 
 class CombinedStreamStudy(Section):
-    """It runs StreamRL's Fig. 8 against its asynchronous mode, on the same devices, with one step of staleness."""
+    """Runs StreamRL's Fig. 8 against its asynchronous mode, on the same devices, with one step of staleness."""
 
     kind: Literal["combined_streamrl"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
@@ -30,7 +30,7 @@ class CombinedStreamStudy(Section):
 
 
 class CombinedStaticStudy(Section):
-    """It runs RLBoost's Fig. 11, fixed numbers of workers that come and go, against its own policy."""
+    """Runs RLBoost's Fig. 11, fixed numbers of workers that come and go, against its own policy."""
 
     kind: Literal["combined_static"]
     model: HybridName = "14B"
@@ -46,7 +46,7 @@ class CombinedStaticStudy(Section):
 
 
 class CombinedSpotStudy(Section):
-    """It runs RLBoost's real traces, over the same three parts, against its own policy."""
+    """Runs RLBoost's real traces, over the same three parts, against its own policy."""
 
     kind: Literal["combined_spot"]
     trace: str = "configs/traces/bamboo_g4dn.csv"

@@ -58,7 +58,7 @@ class Transformer(Section):
 
 
 class DecodeCost(Section):
-    """It says what a step of an engine takes beyond moving bytes at full speed; fitted to Fig. 6 (7B on H800)."""
+    """Says what a step of an engine takes beyond moving bytes at full speed; fitted to Fig. 6 (7B on H800)."""
 
     memory_use: Fraction = 0.9
     """Part of a device's memory, for weights and KV cache."""
@@ -80,7 +80,7 @@ class DecodeCost(Section):
 
 
 class TrainCost(Section):
-    """It says what training takes: PPO with an actor, a critic and a reference of equal size."""
+    """Says what training takes: PPO with an actor, a critic and a reference of equal size."""
 
     flops_per_parameter: PositiveFloat = 18.0
     """Operations a token: 6 for the actor, 6 for the critic, 2 each for old and reference log-probabilities and old

@@ -17,7 +17,7 @@ from configs.schema import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 class PlexModel(Section):
-    """It is a model of the evaluation with the devices that a job of it has."""
+    """Holds a model of the evaluation with the devices that a job of it has."""
 
     name: str
     """Name in the paper."""
@@ -41,7 +41,7 @@ MODELS: dict[PlexName, PlexModel] = {
 
 
 class SliceSetup(Section):
-    """It says how jobs' steps look on one service; a step alone takes the time 1."""
+    """Says how jobs' steps look on one service; a step alone takes the time 1."""
 
     variation: PositiveFloat = 0.3
     """Coefficient of variation of a step's rollouts; inferred."""
@@ -55,7 +55,7 @@ class SliceSetup(Section):
 
 
 class SharingStudy(Section):
-    """It lets jobs of one model share a training pool, and counts devices."""
+    """Lets jobs of one model share a training pool, and counts devices."""
 
     kind: Literal["plexrl_share"]
     models: list[PlexName] = Field(default_factory=lambda: list(MODELS))
@@ -65,7 +65,7 @@ class SharingStudy(Section):
 
 
 class SlicesStudy(Section):
-    """It compares whole bursts with micro-batches, and queues with each other."""
+    """Compares whole bursts with micro-batches, and queues with each other."""
 
     kind: Literal["plexrl_slices"]
     mixes: list[tuple[PositiveInt, Fraction]] = Field(
@@ -80,7 +80,7 @@ class SlicesStudy(Section):
 
 
 class FleetClass(Section):
-    """It is the part of the cluster that jobs of one model have."""
+    """Holds the part of the cluster that jobs of one model have."""
 
     name: str
     """Name of the model."""
@@ -100,7 +100,7 @@ CLASSES: dict[PlexName, FleetClass] = {
 
 
 class FleetStudy(Section):
-    """It runs the jobs of months through a cluster under each placement policy."""
+    """Runs the jobs of months through a cluster under each placement policy."""
 
     kind: Literal["plexrl_fleet"]
     models: list[PlexName] = Field(default_factory=lambda: list(CLASSES))
@@ -129,7 +129,7 @@ class FleetStudy(Section):
 
 
 class DecodeEfficiencyStudy(Section):
-    """It generates one batch on few replicas, and on the many that training's devices make."""
+    """Generates one batch on few replicas, and on the many that training's devices make."""
 
     kind: Literal["plexrl_decode"]
     replica_samples: PositiveInt = 256

@@ -37,7 +37,7 @@ class Lengths(Section):
 
 
 class HybridModel(Section):
-    """It is a model of the evaluation, with the reserved machines that it gets and the lengths of its responses."""
+    """Holds a model of the evaluation, with the reserved machines that it gets and the lengths of its responses."""
 
     transformer: Transformer
     machines: PositiveInt
@@ -69,7 +69,7 @@ is published of 32B: it has 14B's. Its tensor parallelism is not published eithe
 
 
 class HybridSetup(Section):
-    """It describes one step's samples, and what each part of a hybrid cluster takes."""
+    """Describes one step's samples, and what each part of a hybrid cluster takes."""
 
     prompts: PositiveInt = 128
     """Prompts of a step."""
@@ -121,7 +121,7 @@ class HybridSetup(Section):
 
 
 class StaticStudy(Section):
-    """It compares fixed numbers of remote workers with none: throughput, cost, seeding window and capacity target."""
+    """Compares fixed numbers of remote workers with none: throughput, cost, seeding window and capacity target."""
 
     kind: Literal["rlboost_static"]
     model: HybridName = "14B"
@@ -131,7 +131,7 @@ class StaticStudy(Section):
 
 
 class SeedingStudy(Section):
-    """It loses all but one of the workers, which come back one by one: with seeding, without it, without its memory."""
+    """Loses all but one of the workers, which come back one by one: with seeding, without it, without its memory."""
 
     kind: Literal["rlboost_seeding"]
     model: HybridName = "14B"
@@ -148,7 +148,7 @@ class SeedingStudy(Section):
 
 
 class MigrationStudy(Section):
-    """It preempts some workers in mid-step: samples go on with their tokens, or start anew."""
+    """Preempts some workers in mid-step: samples go on with their tokens, or start anew."""
 
     kind: Literal["rlboost_migration"]
     model: HybridName = "14B"
@@ -163,7 +163,7 @@ class MigrationStudy(Section):
 
 
 class SpotStudy(Section):
-    """It follows a real trace of spot machines: tokens a second and a dollar against reserved machines only."""
+    """Follows a real trace of spot machines: tokens a second and a dollar against reserved machines only."""
 
     kind: Literal["rlboost_spot"]
     trace: str = "configs/traces/bamboo_g4dn.csv"

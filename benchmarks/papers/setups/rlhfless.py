@@ -22,7 +22,7 @@ L40S = Device(
 
 
 class Site(Section):
-    """It is a cluster with the model that runs there."""
+    """Holds a cluster with the model that runs there."""
 
     device: Device
     transformer: Transformer
@@ -60,7 +60,7 @@ SiteName = Literal["3B", "7B", "70B"]
 
 
 class Task(Section):
-    """It says how long responses to a data set are. Log-normal over prompts, a few of them far longer."""
+    """Says how long responses to a data set are. Log-normal over prompts, a few of them far longer."""
 
     prompt_tokens: PositiveInt
     mean_tokens: PositiveFloat
@@ -90,7 +90,7 @@ TaskName = Literal["gsm8k", "gpqa", "livecodebench", "long"]
 
 
 class Setup(Section):
-    """It says what all policies have in common."""
+    """Says what all policies have in common."""
 
     prompts: PositiveInt = 256
     """Prompts of a step; not published."""
@@ -116,7 +116,7 @@ class Setup(Section):
 
 
 class ScalingStudy(Section):
-    """It plans every step, against as many workers all the time: all features, and one after the other."""
+    """Plans every step, against as many workers all the time: all features, and one after the other."""
 
     kind: Literal["rlhfless_scaling"]
     sites: list[SiteName] = Field(default_factory=lambda: list[SiteName](("3B", "7B")))
@@ -127,7 +127,7 @@ class ScalingStudy(Section):
 
 
 class AssignStudy(Section):
-    """It compares sorted parts that are cut one by one with equal parts that are all cut at once (RLHFuse)."""
+    """Compares sorted parts that are cut one by one with equal parts that are all cut at once (RLHFuse)."""
 
     kind: Literal["rlhfless_assign"]
     merge_at: Fraction = 0.8
@@ -137,7 +137,7 @@ class AssignStudy(Section):
 
 
 class SweepStudy(Section):
-    """It varies the window of the length history, where parts are cut, and the weight of time."""
+    """Varies the window of the length history, where parts are cut, and the weight of time."""
 
     kind: Literal["rlhfless_sweeps"]
     windows: list[PositiveInt] = Field(default_factory=lambda: [1, 2, 3, 4])
@@ -148,7 +148,7 @@ class SweepStudy(Section):
 
 
 class ClusterStudy(Section):
-    """It plans steps of a large model on more and more machines."""
+    """Plans steps of a large model on more and more machines."""
 
     kind: Literal["rlhfless_sim"]
     machines: list[PositiveInt] = Field(default_factory=lambda: [4, 8, 12, 16, 20])
@@ -158,7 +158,7 @@ class ClusterStudy(Section):
 
 
 class BillStudy(Section):
-    """It bills whole lives of workers, where starts take a while, instead of what was decoded."""
+    """Bills whole lives of workers, where starts take a while, instead of what was decoded."""
 
     kind: Literal["rlhfless_bill"]
     cold_starts_s: list[Annotated[float, Field(ge=0)]] = Field(

@@ -20,7 +20,7 @@ Recall = Annotated[float, Field(gt=0.2, le=1)]
 
 
 class RankerSweep(Section):
-    """It runs StreamRL's dispatch with rankers that find less and less of the longest fifth, against equal shares."""
+    """Runs StreamRL's dispatch with rankers that find less and less of the longest fifth, against equal shares."""
 
     kind: Literal["sensitivity_ranker"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
@@ -33,7 +33,7 @@ class RankerSweep(Section):
 
 
 class CombinedRankerSweep(Section):
-    """It runs the combined policy with such rankers, against itself without ranking."""
+    """Runs the combined policy with such rankers, against itself without ranking."""
 
     kind: Literal["sensitivity_ranker_combined"]
     models: list[ModelName] = Field(default_factory=lambda: list[ModelName](("32B", "72B")))
@@ -55,7 +55,7 @@ class CombinedRankerSweep(Section):
 
 
 class BandwidthSweep(Section):
-    """It makes the links for the weights slower and slower, for StreamRL's modes, RLBoost and the combined policy."""
+    """Makes the links for the weights slower and slower, for StreamRL's modes, RLBoost and the combined policy."""
 
     kind: Literal["sensitivity_bandwidth"]
     slower: list[PositiveFloat] = Field(default_factory=lambda: [1.0, 3.0, 10.0])
@@ -77,7 +77,7 @@ class BandwidthSweep(Section):
 
 
 class PreemptionSweep(Section):
-    """It follows a real trace of spot machines, of which as many are there, and live shorter and shorter."""
+    """Follows a real trace of spot machines, of which as many are there, and live shorter and shorter."""
 
     kind: Literal["sensitivity_preemptions"]
     times: list[PositiveInt] = Field(default_factory=lambda: [1, 2, 5])
@@ -95,7 +95,7 @@ class PreemptionSweep(Section):
 
 
 class PoolSweep(Section):
-    """It mixes rollout instances on two kinds of devices, of one price together, dispatched by their own latencies."""
+    """Mixes rollout instances on two kinds of devices, of one price together, dispatched by their own latencies."""
 
     kind: Literal["sensitivity_pools"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))

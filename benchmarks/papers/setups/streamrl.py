@@ -15,7 +15,7 @@ from configs.schema import PositiveFloat, PositiveInt, Section
 
 
 class LengthHistogram(Section):
-    """It describes output lengths in bins of equal width, uniform within a bin."""
+    """Describes output lengths in bins of equal width, uniform within a bin."""
 
     first_tokens: PositiveInt = 800
     """Begin of the first bin."""
@@ -55,7 +55,7 @@ Gbps."""
 
 
 class PaperModel(Section):
-    """It is a model of the evaluation with the devices that it is given."""
+    """Holds a model of the evaluation with the devices that it is given."""
 
     transformer: Transformer
     devices: PositiveInt
@@ -91,7 +91,7 @@ SCALES: dict[Variant, float] = {"5K": 0.25, "10K": 0.5, "20K": 1.0}
 
 
 class Workload(Section):
-    """It describes one iteration's samples, and how engines and trainers take them."""
+    """Describes one iteration's samples, and how engines and trainers take them."""
 
     samples: PositiveInt = 1024
     """Samples of the global batch."""
@@ -133,7 +133,7 @@ SteadyWorkload = Annotated[Workload, AfterValidator(_has_a_middle)]
 
 
 class LengthsStudy(Section):
-    """It takes statistics of the length histogram."""
+    """Takes statistics of the length histogram."""
 
     kind: Literal["streamrl_lengths"]
     lengths: LengthHistogram = LengthHistogram()
@@ -142,7 +142,7 @@ class LengthsStudy(Section):
 
 
 class RankerStudy(Section):
-    """It asks how much of the true longest the emulated ranker finds."""
+    """Asks how much of the true longest the emulated ranker finds."""
 
     kind: Literal["streamrl_ranker"]
     lengths: LengthHistogram = LengthHistogram()
@@ -152,14 +152,14 @@ class RankerStudy(Section):
 
 
 class DecodeStudy(Section):
-    """It holds the decode cost model against the published table of latencies."""
+    """Holds the decode cost model against the published table of latencies."""
 
     kind: Literal["streamrl_decode"]
     decode: DecodeCost = DecodeCost()
 
 
 class ThroughputStudy(Section):
-    """It holds modes of StreamRL against a colocated baseline, for models and lengths."""
+    """Holds modes of StreamRL against a colocated baseline, for models and lengths."""
 
     kind: Literal["streamrl_throughput"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
@@ -170,7 +170,7 @@ class ThroughputStudy(Section):
 
 
 class LadderStudy(Section):
-    """It takes one model and length, and switches the parts of StreamRL on one after the other."""
+    """Takes one model and length, and switches the parts of StreamRL on one after the other."""
 
     kind: Literal["streamrl_ladder"]
     model: ModelName = "72B"
@@ -179,7 +179,7 @@ class LadderStudy(Section):
 
 
 class RankingStudy(Section):
-    """It holds generation with ranked and with true lengths against random order and first come first served."""
+    """Holds generation with ranked and with true lengths against random order and first come first served."""
 
     kind: Literal["streamrl_ranking"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
@@ -188,7 +188,7 @@ class RankingStudy(Section):
 
 
 class SplitStudy(Section):
-    """It asks how many devices of the two stages Algorithm 1 chooses."""
+    """Asks how many devices of the two stages Algorithm 1 chooses."""
 
     kind: Literal["streamrl_split"]
     models: list[ModelName] = Field(default_factory=lambda: list[ModelName](("32B", "72B")))
@@ -197,7 +197,7 @@ class SplitStudy(Section):
 
 
 class GrowthStudy(Section):
-    """It lets outputs lengthen from iteration to iteration, and asks when the rollout pool grows."""
+    """Lets outputs lengthen from iteration to iteration, and asks when the rollout pool grows."""
 
     kind: Literal["streamrl_growth"]
     model: ModelName = "7B"
@@ -211,7 +211,7 @@ class GrowthStudy(Section):
 
 
 class CostStudy(Section):
-    """It weighs throughput by price: generation on H20 in another centre, against H800 for both."""
+    """Weighs throughput by price: generation on H20 in another centre, against H800 for both."""
 
     kind: Literal["streamrl_cost"]
     model: ModelName = "7B"

@@ -72,7 +72,7 @@ def replace_boot(setup: HybridSetup) -> HybridSetup:
 
 @dataclass(frozen=True, slots=True)
 class HybridJob:
-    """It runs one of RLBoost's models on its machines, under the combined policy."""
+    """Runs one of RLBoost's models on its machines, under the combined policy."""
 
     model: HybridModel
     setup: HybridSetup

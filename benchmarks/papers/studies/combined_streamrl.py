@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster import costs
 from benchmarks.papers.cluster.clairvoyant.ends import earliest_ends_s
 from benchmarks.papers.cluster.clairvoyant.least_work import Demand, Kind, demand, token_costs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.policies.generation_time import Instance, finish_times_s
+from actors.policies.assigning.generation_time import Instance, finish_times_s
 from benchmarks.papers.cluster.lengths import draw_lengths
 from benchmarks.papers.setups.plexrl import DecodeEfficiencyStudy
 

@@ -10,8 +10,8 @@ from typing import get_args
 
 import numpy as np
 
-from actors.policies.job_profile import JobProfile
-from actors.policies.placement_view import JobView, PlacementPolicy, PlacementRules, ServiceView
+from actors.policies.sharing.job_profile import JobProfile
+from actors.policies.sharing.placement_view import JobView, PlacementPolicy, PlacementRules, ServiceView
 from benchmarks.papers.cluster.sharing_fleet import FleetJob, FleetOutcome, run_fleet
 from benchmarks.papers.setups.plexrl import CLASSES, FleetClass, FleetStudy
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.policies.job_profile import JobProfile, predict
-from actors.policies.slices import PolicyName, SliceRules
+from actors.policies.sharing.job_profile import JobProfile, predict
+from actors.policies.sharing.slices import PolicyName, SliceRules
 from benchmarks.papers.cluster.shared_service import Shared, SharingJob, random_rollouts_s, share
 from benchmarks.papers.setups.plexrl import MODELS, SharingStudy, SliceSetup, SlicesStudy
 

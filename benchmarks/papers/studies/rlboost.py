@@ -124,7 +124,7 @@ def segments(trace: Trace, length_s: float) -> dict[str, Trace]:
 
 
 class Base:
-    """It says what the reserved machines come to alone."""
+    """Says what the reserved machines come to alone."""
 
     def __init__(self, steps_s: Sequence[float], train_s: Sequence[float], tokens: Sequence[int], price: float) -> None:
         self.step_s, self.train_s = sum(steps_s) / len(steps_s), sum(train_s) / len(train_s)

@@ -6,9 +6,9 @@
     + scaling   as many workers as the plan says: all of RLHFless
     balanced, pareto    this project's parts, and its choice of how many
 
-Plans and cuts are the live policies, ``actors/policies/step_plan.py`` and ``cut.py``. The planner is told what a
-profile run would have measured: decode steps by batch and context. Cost is devices times seconds in which something is
-decoded or prefilled, or a worker held; of generation alone, which is what the policies change.
+Plans and cuts are the live policies, ``actors/policies/planning/step_plan.py`` and ``cut.py``. The planner is told what
+a profile run would have measured: decode steps by batch and context. Cost is devices times seconds in which something
+is decoded or prefilled, or a worker held; of generation alone, which is what the policies change.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actors.policies import cut, step_plan
-from actors.policies.bill import Rule, Span, compute_only
-from actors.policies.cut import Cut, CutView, CutWorker
-from actors.policies.generation_time import Instance, StepTime
-from actors.policies.latency_table import BATCHES, CONTEXTS, Cell, LatencyTable
-from actors.policies.step_plan import PlanRule, PlanView, PlanWorker, StepPlan
+from actors.policies.assigning.generation_time import Instance, StepTime
+from actors.policies.assigning.latency_table import BATCHES, CONTEXTS, Cell, LatencyTable
+from actors.policies.planning import cut, step_plan
+from actors.policies.planning.bill import BilledLife, BillingRule, compute_only
+from actors.policies.planning.cut import Cut, CutView, CutWorker
+from actors.policies.planning.step_plan import PlanRule, PlanView, PlanWorker, StepPlan
 from benchmarks.papers.cluster.answers import Known, steps
 from benchmarks.papers.cluster.costs import rollout_instance
 from benchmarks.papers.cluster.planned_step import CutRule, Generated, Seat, StepWork, cut_nobody, generate
 from benchmarks.papers.setups.rlhfless import Setup, Site, Task
 
-COMPUTE_ONLY = Rule(asleep_price=0.0)
+COMPUTE_ONLY = BillingRule(asleep_price=0.0)
 
 
 class Policy(NamedTuple):
-    """It says how a step is generated."""
+    """Says how a step is generated."""
 
     plan: PlanRule | None
     """Rule of the plan; None: equal parts in any order on the baseline's workers, held to the end."""
@@ -48,7 +48,7 @@ class Policy(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """It sums up steps."""
+    """Sums up steps."""
 
     generated: Sequence[Generated]
     workers: Sequence[int]
@@ -75,7 +75,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Bench:
-    """It is a site with its workers."""
+    """Holds a site with its workers."""
 
     site: Site
     setup: Setup
@@ -200,4 +200,4 @@ def profiled(pace: StepTime) -> LatencyTable:
 
 def _held(one: Generated) -> Generated:
     """All workers work, or wait, until the last one ends."""
-    return one._replace(spans=[Span(0.0, one.seconds, works_s=one.seconds) for _ in one.spans])
+    return one._replace(spans=[BilledLife(0.0, one.seconds, works_s=one.seconds) for _ in one.spans])

@@ -4,17 +4,17 @@
     gone       each worker ends when it has nothing left, and is started for the next step, ahead of its plan
     asleep     each worker that is ever used stays, asleep while it has nothing
 
-A bill counts lives (``actors/policies/bill.py``); starts are ordered by ``prewarm.py``. A start that takes longer than
-the rest of a step delays the next one. GRPO, 3B, GSM8K.
+A bill counts lives (``actors/policies/planning/bill.py``); starts are ordered by ``prewarm.py``. A start that takes
+longer than the rest of a step delays the next one. GRPO, 3B, GSM8K.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from actors.policies import prewarm
-from actors.policies.bill import Rule, Span, bill
-from actors.policies.prewarm import PrewarmView
+from actors.policies.planning import prewarm
+from actors.policies.planning.bill import BilledLife, BillingRule, bill
+from actors.policies.planning.prewarm import PrewarmView
 from benchmarks.papers.setups.rlhfless import SITES, TASKS, BillStudy
 from benchmarks.papers.studies.rlhfless_bench import Bench, Totals, policies
 
@@ -54,13 +54,13 @@ def _reserved(total: Totals, rest_s: float) -> tuple[float, float]:
 
 
 def _gone(study: BillStudy, total: Totals, rest_s: float, cold_s: float) -> tuple[float, float]:
-    rule, cost, seconds = Rule(study.rounding_s), 0.0, 0.0
+    rule, cost, seconds = BillingRule(study.rounding_s), 0.0, 0.0
     for one in total.generated:
         view = PrewarmView(0.0, [rest_s], [cold_s], study.buffer_s, wanted=len(one.spans), ready=0)
         order = prewarm.decide(view, now=0.0)
         assert order is not None
         begins_s = max(rest_s, order.at_s + cold_s)
-        cost += bill((Span(order.at_s, begins_s + span.ended_s) for span in one.spans), rule)
+        cost += bill((BilledLife(order.at_s, begins_s + span.ended_s) for span in one.spans), rule)
         seconds += begins_s + one.seconds
     return seconds, cost
 
@@ -72,8 +72,8 @@ def _asleep(study: BillStudy, total: Totals, rest_s: float, price: float) -> flo
     for one in total.generated:
         lives = sorted((span.ended_s for span in one.spans), reverse=True)
         awake_s[: len(lives)] += lives
-    lives = [Span(0.0, seconds, asleep_s=seconds - float(one)) for one in awake_s]
-    return bill(lives, Rule(study.rounding_s, price))
+    lives = [BilledLife(0.0, seconds, asleep_s=seconds - float(one)) for one in awake_s]
+    return bill(lives, BillingRule(study.rounding_s, price))
 
 
 def _break_even(study: BillStudy, total: Totals, rest_s: float, cost: float) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from actors.policies.step_plan import PlanRule
+from actors.policies.planning.step_plan import PlanRule
 from benchmarks.papers.cluster.answers import epochs
 from benchmarks.papers.setups.rlhfless import SITES, TASKS, Setup, SweepStudy
 from benchmarks.papers.studies.rlhfless_bench import Bench, Policy, Totals, cut_from, policies

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster.costs import MACHINE_DEVICES
 from benchmarks.papers.cluster.generation import Dispatching, generate
 from benchmarks.papers.setups.hardware import Device

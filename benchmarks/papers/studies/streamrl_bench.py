@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from actors.fleet.length_ranking import REMEMBERED
-from actors.policies.dispatch_long import Past
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.dispatch_long import Past
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster import costs
 from benchmarks.papers.cluster.generation import Dispatching, generate
 from benchmarks.papers.cluster.lengths import draw_lengths, estimate_lengths, even_lengths
@@ -30,7 +30,7 @@ _STATE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """It has one model, one scale of lengths, one seed. Equal calls draw equal samples, for any mode."""
+    """Measures one model, one scale of lengths, one seed. Equal calls draw equal samples, for any mode."""
 
     workload: Workload
     model: PaperModel

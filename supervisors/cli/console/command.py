@@ -57,7 +57,7 @@ def _address(listen: str) -> tuple[str, int]:
     """Host and port.
 
     Raises:
-        ConfigError: they are none, or other machines could connect.
+        ConfigError: ``listen`` is no address, or other machines could connect.
     """
     from transport.endpoints import is_loopback
 
@@ -106,12 +106,17 @@ async def _serve(
     name = job or (files.settings.get("name") if files is not None else None)
     feed.live = LiveRun(where, name, keys, DEFAULT_LIMITS, feed.heard)
     tasks = [asyncio.create_task(feed.run()), asyncio.create_task(feed.live.run())]
+    for task in tasks:  # they go on for ever: whatever ends one ends the console
+        task.add_done_callback(lambda _: stopped.set())
     server = ConsoleServer(feed, DEFAULT_LIMITS)
     try:
         await server.start(*address)
         print(f"{server.url}\nCtrl-C ends the console, not the run.", flush=True)
         with _browser(server.url) if open_ else nullcontext():
             await stopped.wait()
+        for task in tasks:
+            if task.done():
+                task.result()  # raises what ended it
     finally:
         await server.stop()
         for task in tasks:

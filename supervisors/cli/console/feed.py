@@ -2,12 +2,12 @@
 
     RunFiles (a directory), LiveRun (a control socket) ─▶ Feed ─ section, data ─▶ Page (a bounded queue) ─▶ browser
 
-Sections: ``head``, ``rows``, ``lanes``, ``workers``, ``devices``, ``samples``, ``stalls``, ``events``. All but ``rows``
-are whole each time; ``rows`` says with ``reset`` whether it replaces what the page has.
+Sections: ``head``, ``rows``, ``evaluations``, ``lanes``, ``workers``, ``devices``, ``samples``, ``stalls``, ``events``.
+All but ``rows`` are sent whole; ``rows`` says with ``reset`` whether it replaces what the page has.
 
 Invariants
 - A page that opens gets every section, then only what changes.
-- A page that is more than ``console_queue_updates`` behind is hung up on; it comes back and gets the whole picture.
+- A page that is more than ``console_queue_updates`` behind is disconnected; it connects again and gets every section.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from actors.protocol.jobs import JobState
 from configs.limits import Limits
 from supervisors.cli.console.live_run import LiveRun
 from supervisors.cli.console.page_data import COLUMNS, Plain, lanes, progress, step_values
-from supervisors.cli.console.run_files import RunFiles
+from supervisors.cli.console.run_files import OVER, RunFiles
 
 Update = tuple[str, Any]
-_OVER: Final = frozenset(str(state) for state in JobState if state.over)
 _PARTS: Final = {
     "rows": ("rows", "head"),
     "spans": ("lanes", "workers"),
     "events": ("events", "workers", "head", "stalls"),
     "samples": ("samples",),
+    "evaluations": ("evaluations",),
     "live": ("head", "workers", "devices", "stalls", "events"),
 }
 """What has changed → sections that show it."""
 
 
 class Page:
-    """It is one open page: updates that wait for it, and whether it is too far behind."""
+    """One open page: the updates that wait for it, and whether it is too far behind."""
 
     def __init__(self, updates_max: int) -> None:
         self.updates: asyncio.Queue[Update] = asyncio.Queue(updates_max)
@@ -50,7 +49,7 @@ class Page:
 
 
 class Feed:
-    """It knows a run by its files, by its control socket, or by both. Files say more, and are believed first."""
+    """Shows a run by its files, its control socket, or both. Files say more and take precedence."""
 
     def __init__(self, files: RunFiles | None, limits: Limits) -> None:
         self.files = files
@@ -81,7 +80,7 @@ class Feed:
             self._pages.discard(page)
 
     def samples_of(self, step: int) -> list[Plain]:
-        """Samples of a step; none if there are none."""
+        """Samples kept of a step, perhaps none."""
         return self.files.samples.get(step, []) if self.files is not None else []
 
     async def run(self) -> None:
@@ -95,7 +94,7 @@ class Feed:
         self._renew(parts)
 
     def heard(self, part: str) -> None:
-        """The socket tells of something new. Steps have one source: the files, where there are some."""
+        """Take in news from the socket. Rows of steps come from the files alone, if there are files."""
         if part == "rows" and self.files is not None:
             self._look()
         else:
@@ -127,10 +126,10 @@ class Feed:
         return [step_values(row) for row in self.live.rows] if self.live is not None else []
 
     def _rows(self, *, reset: bool) -> Plain:
-        values = self._values()
+        values, columns = self._values(), list(self.files.columns if self.files is not None else COLUMNS)
         if not reset and self.files is not None and not self.files.anew:
-            return {"reset": False, "columns": COLUMNS, "rows": values[len(values) - self.files.new_values :]}
-        return {"reset": True, "columns": COLUMNS, "rows": values}
+            return {"reset": False, "columns": columns, "rows": values[len(values) - self.files.new_values :]}
+        return {"reset": True, "columns": columns, "rows": values}
 
     def _head(self) -> Plain:
         files, live = self.files, self.live
@@ -139,9 +138,10 @@ class Feed:
         alive = live is not None and live.reachable
         state = (str(status.get("state", "")) if alive else "") or (files.state if files is not None else "")
         steps = settings.get("steps") or status.get("steps")
-        feed = "live" if alive else "over" if state in _OVER else "lost" if live is not None else "files"
+        feed = "live" if alive else "over" if state in OVER else "lost" if live is not None else "files"
         return {
-            **progress(self._values(), int(steps) if steps else None),
+            **progress(self._values(), _whole(steps)),
+            "staleness_bound": _staleness_bound(settings),
             "job": settings.get("name") or status.get("job") or (live.job if live is not None else None),
             "settings": settings,
             "run_dir": str(files.run_dir) if files is not None else status.get("run_dir"),
@@ -172,12 +172,15 @@ class Feed:
         ]
 
     def _devices(self) -> list[Plain]:
-        """A row a device, of all machines; none while the running system does not answer, or has none."""
+        """One row per device of all machines; none while the running system does not answer."""
         return [
             {"node": node["node"], "device": device, "processes": processes}
             for node in (self.live.nodes if self.live is not None else ())
             for device, processes in node["given"].items()
         ]
+
+    def _evaluations(self) -> Plain:
+        return {"rows": [row for _, row in sorted(self.files.evaluations.items())] if self.files is not None else []}
 
     def _samples(self) -> Plain:
         return {"steps": sorted(self.files.samples) if self.files is not None else []}
@@ -195,3 +198,13 @@ class Feed:
     def _events(self) -> Plain:
         messages = list(self.live.messages) if self.live is not None else []
         return {"rows": list(self.files.told) if self.files is not None else [], "messages": messages}
+
+
+def _staleness_bound(settings: Plain) -> int | None:
+    """Versions that a sample may be behind; None where the mode has no bound of its own, or is not known."""
+    bounds = {"async": _whole(settings.get("sync.max_staleness", 1)), "one_step_barrier": 1}
+    return bounds.get(str(settings.get("sync.mode")))
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None

@@ -4,23 +4,21 @@
 
 Invariants
 - Only GET. A body is never read: each answer closes its connection.
-- A host that is not this machine is refused, so that no name in somebody's DNS leads a browser here.
+- A Host header that does not name this machine is refused, so that no foreign DNS name leads a browser here.
 - Each answer forbids all that a page of ours does not need: other origins, frames, inline code, caches, referrers.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from transport.endpoints import is_loopback
+from transport.endpoints import names_loopback
 
 COOKIE: Final = "headrace-console"
-_HOST: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\[\]]+)(:\d{1,5})?")
 _POLICY: Final = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _ALWAYS: Final = {
     "Connection": "close",
@@ -55,7 +53,7 @@ def parse(head: bytes) -> Request:
     """A request from its head.
 
     Raises:
-        BadRequest: it is none, or one that the console does not answer.
+        BadRequest: ``head`` is no request, or one that the console does not answer.
     """
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -64,8 +62,7 @@ def parse(head: bytes) -> Request:
     if words[0] != "GET":
         raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, "the console can be read, and nothing else: use GET")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    host = _HOST.fullmatch(headers.get("host", ""))
-    if host is None or not is_loopback(host["host"]):
+    if not names_loopback(headers.get("host", "")):
         raise BadRequest(HTTPStatus.MISDIRECTED_REQUEST, "open the address that the command printed, on this machine")
     try:
         url = urlsplit(words[1])
@@ -86,7 +83,7 @@ def head_of(status: HTTPStatus, kind: str, size: int | None, more: dict[str, str
 
 
 def entrance(view: str, secret: str) -> tuple[bytes, dict[str, str]]:
-    """The page that a token opens, and its headers: it gives the secret to the browser and leads on.
+    """The page that a token opens, and its headers: they give the secret to the browser and lead on to the console.
 
     A redirect would not do: a browser that was led here by another program would not send the cookie along. The cookie
     belongs to a path that nobody else knows, since browsers give cookies of a host to each of its ports.

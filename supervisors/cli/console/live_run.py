@@ -23,9 +23,9 @@ from transport.zmq.security import NodeKeys
 
 
 class LiveRun:
-    """It follows one job of a head. ``changed`` is called with the name of what is new.
+    """Follows one job of a head. ``changed`` is called with the name of what is new.
 
-    ``where`` says the head's endpoint, and is asked before each try: a run that begins, or is resumed, has another one.
+    ``where`` returns the head's endpoint; it is called before each try, since a run that is resumed has another one.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LiveRun:
         self.waiting_for = ""
         self.messages: deque[str] = deque(maxlen=limits.console_queue_updates)
         self.rows: deque[Plain] = deque(maxlen=limits.console_steps)
-        """Steps that were asked for and heard of, as in ``metrics.jsonl``."""
+        """Rows of steps as in ``metrics.jsonl``, requested first and then from the watch."""
         self._keys = keys
         self._limits = limits
         self._changed = changed
@@ -77,7 +77,7 @@ class LiveRun:
         self._changed("live")
 
     async def _choose(self, client: ControlClient) -> None:
-        """Say which job is meant, and take the steps that it has made."""
+        """Find out which job is meant, and fetch the rows of its steps."""
         jobs = await client.call("jobs")
         names = [str(row["job"]) for row in jobs]
         if self.job is None and len(names) == 1:

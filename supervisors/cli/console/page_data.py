@@ -10,7 +10,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from actors.core.terminal_text import shortened
 from actors.metrics.samples import titled
@@ -21,35 +21,42 @@ Plain = dict[str, Any]
 COLUMNS: Final = (
     "step", "seconds", "reward_mean", "reward_std", "tokens_per_s", "samples_per_s", "samples", "samples_dropped",
     "response_tokens_mean", "response_tokens_max", "truncated_fraction", "loss", "kl", "entropy", "grad_norm",
-    "learning_rate", "clip_fraction", "degenerate_fraction", "engine_mismatch", "rollout_idle_fraction",
-    "trainer_idle_fraction", "staleness_max", "policy_version", "update_skipped", "restarts", "samples_migrated",
-    "prompts_lost", "samples_trained_twice", "cost",
+    "learning_rate", "clip_fraction", "degenerate_fraction", "engine_mismatch", "stale_mismatch",
+    "rollout_idle_fraction", "trainer_idle_fraction", "staleness_max", "policy_version", "update_skipped", "restarts",
+    "samples_migrated", "prompts_lost", "samples_trained_twice", "cost",
 )  # fmt: skip
-"""Columns of ``metrics.jsonl`` that the page gets, and two that follow from them."""
+"""Columns of ``metrics.jsonl`` that the page always gets, and two computed from others; more come behind these."""
+_MORE_COLUMNS_MAX: Final = 200
 _DIGITS: Final = 6
 _ETA_STEPS: Final = 20
-"""Steps over whose mean the rest of the run is reckoned."""
+"""Newest steps, by whose mean duration the rest of the run is estimated."""
 _RATE_S: Final = 10.0
-"""Seconds over which a worker's tokens are told as a rate."""
+"""Seconds over which a worker's token rate is averaged."""
 _NEIGHBOURS_S: Final = 0.002
-"""Gap below which two spans of one activity are one that was cut in two."""
+"""Gap in seconds below which two spans of one activity are joined."""
 
 
-def step_values(row: Mapping[str, Any]) -> list[float | None]:
-    """The values of ``COLUMNS``; None where a row has no such number."""
+def more_columns(rows: Iterable[Mapping[str, Any]], known: Sequence[str]) -> list[str]:
+    """Columns of ``rows`` with numbers that are not ``known``, by name."""
+    found = {name for row in rows for name, value in row.items() if _number(value) is not None} - {*known}
+    return sorted(found)[: len(COLUMNS) + _MORE_COLUMNS_MAX - len(known)]
+
+
+def step_values(row: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> list[float | None]:
+    """The values of ``columns``; None where a row has no such number."""
     seconds = _number(row.get("seconds")) or 0.0
     more = {
         f"{what}_per_s": (_number(row.get(column)) or 0.0) / seconds if seconds > 0 else None
         for what, column in (("tokens", "tokens_generated"), ("samples", "samples"))
     }
-    return [_short(_number(more[name] if name in more else row.get(name))) for name in COLUMNS]
+    return [_short(_number(more[name] if name in more else row.get(name))) for name in columns]
 
 
 def progress(values: Sequence[Sequence[float | None]], steps: int | None) -> Plain:
-    """How far the run is, and when it will be over if steps go on taking what the last ones took."""
+    """How far the run is, and in how many seconds it is over if steps keep their recent pace."""
     if not values:
         return {"step": 0, "steps": steps, "eta_s": None}
-    newest = dict(zip(COLUMNS, values[-1], strict=True))
+    newest = dict(zip(COLUMNS, values[-1], strict=False))
     done = int(newest["step"] or 0) + 1
     recent = [seconds for row in values[-_ETA_STEPS:] if (seconds := row[1]) is not None]
     left = max(0, steps - done) if steps else None
@@ -62,8 +69,8 @@ def progress(values: Sequence[Sequence[float | None]], steps: int | None) -> Pla
     }
 
 
-class Span(NamedTuple):
-    """A span is one activity of one process, in wall-clock seconds."""
+class Activity(NamedTuple):
+    """One activity of one process, in wall-clock seconds."""
 
     lane: str
     name: str
@@ -72,11 +79,20 @@ class Span(NamedTuple):
     args: Mapping[str, Any]
 
 
-def lanes(spans: Sequence[Span], version_at: Callable[[str, float], int | None], steps: int, bars: int) -> Plain:
+_ARGS: Final = ("step", "version", "missing", "tokens", "running", "queued")
+
+
+def plain_args(args: object) -> dict[str, float]:
+    """What the page shows of a span's arguments: numbers alone."""
+    given = cast("dict[str, object]", args) if isinstance(args, dict) else {}
+    return {name: value for name in _ARGS if isinstance(value := given.get(name), int | float)}
+
+
+def lanes(spans: Sequence[Activity], version_at: Callable[[str, float], int | None], steps: int, bars: int) -> Plain:
     """The bars of the last ``steps`` steps, at most ``bars`` of them, lane by lane, in seconds since the first of them.
 
     A bar is [activity, start, end, step, version, what is missing]. Its step is the one that the trainer had open when
-    it began. ``version_at`` says what a worker served then.
+    it began. ``version_at`` gives the version that a worker served then.
     """
     if not spans:
         return {"origin_s": 0.0, "end_s": 0.0, "lanes": [], "steps": []}
@@ -110,7 +126,7 @@ def lanes(spans: Sequence[Span], version_at: Callable[[str, float], int | None],
 
 
 def _append(bars: list[list[Any]], bar: list[Any]) -> None:
-    """Add ``bar``; what goes on with the same activity, step and version makes the one before longer."""
+    """Add ``bar``, or lengthen the one before if it continues the same activity, step and version."""
     last = bars[-1] if bars else None
     if last and last[0] == bar[0] and last[3:] == bar[3:] and bar[1] - last[2] < _NEIGHBOURS_S:
         last[2] = max(last[2], bar[2])
@@ -118,8 +134,8 @@ def _append(bars: list[list[Any]], bar: list[Any]) -> None:
         bars.append(bar)
 
 
-def _steps_opened(spans: Iterable[Span]) -> list[tuple[float, int]]:
-    """When the trainer opened each step, as its first word of it says; ascending."""
+def _steps_opened(spans: Iterable[Activity]) -> list[tuple[float, int]]:
+    """Start of the trainer's first span of each step, with the step; ascending."""
     opened: dict[int, float] = {}
     for span in spans:
         step = span.args.get("step")
@@ -129,7 +145,7 @@ def _steps_opened(spans: Iterable[Span]) -> list[tuple[float, int]]:
 
 
 def _shares(bars: list[list[Any]]) -> Plain:
-    """Busy share and bubbles of the time in which the process was there."""
+    """Busy share and number of bubbles while the process was there, and the gaps in which it was not."""
     plain = [Bar(name, start, end) for name, start, end, *_ in bars]
     there_s = sum(end - start for start, end in presence(plain))
     busy_s = sum(busy_fraction(plain, start, end) * (end - start) for start, end in presence(plain))
@@ -141,8 +157,8 @@ def _shares(bars: list[list[Any]]) -> Plain:
     }
 
 
-def rates(spans: Sequence[Span]) -> dict[str, Plain]:
-    """Worker → what it has lately generated: tokens a second, and how many samples it runs and has queued."""
+def rates(spans: Sequence[Activity]) -> dict[str, Plain]:
+    """Worker → its recent tokens per second, and how many samples it runs and has queued."""
     newest = max((span.end_s for span in spans), default=0.0)
     found: dict[str, Plain] = {}
     for span in spans:
@@ -156,14 +172,14 @@ def rates(spans: Sequence[Span]) -> dict[str, Plain]:
     return found
 
 
-class Told(NamedTuple):
-    """It is an event as people read it."""
+class EventEntry(NamedTuple):
+    """An event as people read it."""
 
     level: str
-    """``bad`` needs somebody, ``warn`` was survived and costs something, ``note`` is the course of things."""
+    """Level: ``bad`` needs a person, ``warn`` was recovered from at some cost, ``note`` is normal."""
     text: str
     kind: str
-    """Equal kinds in a row are one entry with a count."""
+    """Kind; entries of equal kind in a row become one with a count."""
 
 
 _QUIET: Final = frozenset([
@@ -180,25 +196,31 @@ _NOTE: Final = frozenset([
     "job_state", "checkpoint_stored", "worker_registered", "scheduler_opened", "progress_resumed", "pool_resized",
     "samples_reassigned", "node_joined", "node_left", "fault_healed", "data_ended", "ranker_refreshed",
     "worker_went_on", "worker_leaving", "samples_taken_back", "lengths_without_history", "replicas_placed",
+    "worker_draining", "environment_registered", "evaluation_began", "evaluation_ended", "data_replaced",
+    "trainer_ran_dry", "engine_stays_awake",
 ])  # fmt: skip
+_ENDS: Final = frozenset(["child_exited", "child_ended", "service_down", "worker_down", "environment_lost"])
 _ENDS_WELL: Final = frozenset(["stopped", "completed"])
 _SUBJECTS: Final = ("worker", "child", "node", "process", "asker", "role")
 _LEFT_OUT: Final = frozenset(["time_s", "job", "event", "incarnation", "at_s", "supervisor", "count", *_SUBJECTS])
 
 
-def told(event: Mapping[str, Any]) -> Told | None:
-    """``event`` as an entry of the list; None if it belongs to the ordinary course of each step."""
+def told(event: Mapping[str, Any], *, over: bool = False) -> EventEntry | None:
+    """``event`` as an entry of the list; None if it belongs to the ordinary course of each step, or of a job's end.
+
+    ``over``: whether the job has ended, so that its processes end, too.
+    """
     name = str(event.get("event", ""))
-    ends_well = event.get("reason", event.get("cause")) in _ENDS_WELL
-    if name in _QUIET or (ends_well and name in ("child_exited", "child_ended", "service_down", "worker_down")):
+    ends_well = over or str(event.get("reason", event.get("cause"))) in _ENDS_WELL
+    if name in _QUIET or (ends_well and name in _ENDS):
         return None
     if name == "trouble":
-        return Told("bad", str(event.get("message", "")), f"trouble {event.get('kind')}")
+        return EventEntry("bad", str(event.get("message", "")), f"trouble {event.get('kind')}")
     level = "bad" if name in _BAD else "note" if name in _NOTE else "warn"
     if name == "job_state":
         level = "bad" if event.get("state") == "failed" else "note"
         reason = f": {event['reason']}" if event.get("reason") else ""
-        return Told(level, f"the job is {event.get('state')}{reason}", f"job_state {event.get('state')}")
+        return EventEntry(level, f"the job is {event.get('state')}{reason}", f"job_state {event.get('state')}")
     subject = next((str(event[key]) for key in _SUBJECTS if event.get(key)), "")
     rest = [
         _value(value) if key in ("state", "detail", "why", "cause") else _named(key, value)
@@ -206,7 +228,9 @@ def told(event: Mapping[str, Any]) -> Told | None:
         if key not in _LEFT_OUT and value not in ("", None)
     ]
     words = " ".join(part for part in (name.replace("_", " "), subject) if part)
-    return Told(level, f"{words}: {', '.join(rest)}" if rest else words, f"{name} {subject} {event.get('why', '')}")
+    return EventEntry(
+        level, f"{words}: {', '.join(rest)}" if rest else words, f"{name} {subject} {event.get('why', '')}"
+    )
 
 
 def _named(key: str, value: object) -> str:
@@ -221,15 +245,15 @@ def _value(value: object) -> str:
 
 
 class Workers:
-    """It follows rollout workers through events: what each serves, where it runs, how often it was started again."""
+    """Follows rollout workers through events: what each serves, where it runs, how often it was started again."""
 
     def __init__(self, versions_kept: int) -> None:
         self._versions_kept = versions_kept
         self._known: dict[str, Plain] = {}
         self._served: dict[str, tuple[list[float], list[int]]] = {}
 
-    def hear(self, event: Mapping[str, Any]) -> None:
-        """Take in one event."""
+    def hear(self, event: Mapping[str, Any], *, over: bool = False) -> None:
+        """Take in one event. ``over``: whether the job has ended, so that its workers end, too."""
         name, worker = event.get("event"), event.get("worker") or event.get("child")
         if name == "child_restarting" and worker in self._known:
             self._known[worker]["restarts"] += 1
@@ -249,19 +273,19 @@ class Workers:
             if len(times) > self._versions_kept:
                 del times[0], versions[0]
         elif name in ("worker_down", "worker_crashed", "worker_lease_lapsed"):
-            ended = event.get("reason") in _ENDS_WELL
+            ended = over or event.get("reason") in _ENDS_WELL
             known |= {"state": "ended" if ended else "lost", "why": str(event.get("detail", ""))}
         elif name in ("worker_leaving", "worker_draining"):
             known |= {"state": "leaving", "why": str(event.get("why", ""))}
 
     def version_at(self, worker: str, second: float) -> int | None:
-        """What ``worker`` served then; None if nothing is known of that."""
+        """Version that ``worker`` served at ``second``; None if it is not known."""
         times, versions = self._served.get(worker, ([], []))
         place = bisect.bisect_right(times, second) - 1
         return versions[place] if place >= 0 else None
 
-    def table(self, spans: Sequence[Span], tree: Iterable[Mapping[str, Any]] = ()) -> list[Plain]:
-        """A row a worker. What the running system says of its processes counts more than events do."""
+    def table(self, spans: Sequence[Activity], tree: Iterable[Mapping[str, Any]] = ()) -> list[Plain]:
+        """One row per worker. ``tree``, the processes that the running system lists, overrides the events."""
         seen = {str(row["name"]): row for row in tree if row.get("role") == "rollout"}
         lately = rates(spans)
         rows: list[Plain] = []

@@ -26,7 +26,7 @@ from configs.limits import Limits
 from supervisors.cli.console.feed import Feed, Page
 from supervisors.cli.console.http_text import BadRequest, Request, entrance, head_of, parse
 
-_PAGE: Final = {
+PAGE: Final = {
     "index.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
     **{f"{name}.js": "text/javascript; charset=utf-8" for name in ("app", "charts", "lanes", "panels", "elements")},
@@ -36,7 +36,7 @@ _END: Final = b"\r\n\r\n"
 
 
 class ConsoleServer:
-    """It answers browsers. ``url`` is what a person opens; it holds the token."""
+    """Answers browsers. ``url`` is what a person opens; it holds the token."""
 
     def __init__(self, feed: Feed, limits: Limits) -> None:
         self._feed = feed
@@ -47,10 +47,10 @@ class ConsoleServer:
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[Any]] = set()
         folder = resources.files("supervisors.cli.console") / "page"
-        self._page = {name: (folder / name).read_bytes() for name in _PAGE}
+        self._page = {name: (folder / name).read_bytes() for name in PAGE}
 
     async def start(self, host: str, port: int) -> None:
-        """Raises OSError: the address is taken or does not exist."""
+        """Begin to listen. Raises OSError: the address is taken or does not exist."""
         size = self._limits.console_request_bytes
         async with asyncio.timeout(self._limits.console_timeout_s):
             self._server = await asyncio.start_server(self._connected, host, port, limit=size)
@@ -62,7 +62,7 @@ class ConsoleServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={self._token}"
 
     async def stop(self) -> None:
-        """Hang up on everybody."""
+        """Stop listening, and close all connections."""
         if self._server is not None:
             self._server.close()
         clients = list(self._clients)
@@ -79,7 +79,7 @@ class ConsoleServer:
         busy = others >= self._limits.console_clients
         self._clients.add(task)
         try:
-            if others < 2 * self._limits.console_clients:  # beyond that they are not even told
+            if others < 2 * self._limits.console_clients:  # further ones are closed without an answer
                 with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                     await self._answer(reader, writer, busy=busy)
         except asyncio.CancelledError:
@@ -105,35 +105,35 @@ class ConsoleServer:
             await self._send(writer, error.status, "text/plain; charset=utf-8", error.why.encode(), {"Allow": "GET"})
 
     def _reply(self, request: Request) -> tuple[HTTPStatus, str, bytes, dict[str, str]]:
-        """The answer to all but the feed.
+        """The answer to any request but for the feed.
 
         Raises:
-            BadRequest: it gets none.
+            BadRequest: the request is refused.
         """
         if request.path == "/" and secrets.compare_digest(
             request.query.get("token", "").encode(), self._token.encode()
         ):
             page, headers = entrance(self._view, self._secret)
-            return HTTPStatus.OK, _PAGE["index.html"], page, headers
+            return HTTPStatus.OK, PAGE["index.html"], page, headers
         if not self._knows(request):
             raise BadRequest(HTTPStatus.FORBIDDEN, "open the address that headrace console printed: it holds the token")
         name = request.path.removeprefix(self._place("")) or "index.html"
-        if name in _PAGE:
-            return HTTPStatus.OK, _PAGE[name], self._page[name], {}
+        if name in PAGE:
+            return HTTPStatus.OK, PAGE[name], self._page[name], {}
         if name == "data":
-            return HTTPStatus.OK, _JSON, _encode(self._feed.snapshot()), {}
+            return HTTPStatus.OK, _JSON, encode(self._feed.snapshot()), {}
         if name == "samples":
             step = request.query.get("step", "")
             if not (step.isascii() and step.isdigit() and len(step) < 12):
                 raise BadRequest(HTTPStatus.BAD_REQUEST, f"step={step[:20]!r}: expected a step's number")
-            return HTTPStatus.OK, _JSON, _encode(self._feed.samples_of(int(step))), {}
+            return HTTPStatus.OK, _JSON, encode(self._feed.samples_of(int(step))), {}
         raise BadRequest(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _place(self, name: str) -> str:
         return f"/v/{self._view}/{name}"
 
     def _knows(self, request: Request) -> bool:
-        """Whether the browser has been let in, and asks for what lies beside the page."""
+        """Whether the browser has the secret, and asks for a path of the console's."""
         known = secrets.compare_digest(request.cookie.encode(), self._secret.encode())
         return known and request.path.startswith(self._place(""))
 
@@ -164,9 +164,9 @@ class ConsoleServer:
             await writer.drain()
 
 
-def _encode(data: Any) -> bytes:
+def encode(data: Any) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False, default=str).encode()
 
 
 def _update(section: str, data: Any) -> bytes:
-    return b"event: " + section.encode() + b"\ndata: " + _encode(data) + b"\n\n"
+    return b"event: " + section.encode() + b"\ndata: " + encode(data) + b"\n\n"

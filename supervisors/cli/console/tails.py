@@ -3,22 +3,24 @@
 Invariants
 - Only whole lines are given, each once; a line that is being written comes with the next look.
 - A file that was replaced, or has become shorter, begins anew, and the reader is told.
-- Of a file that is longer than ``newest_bytes`` only its end is read; the first line of it that may be cut is left out.
+- Of a file that is longer than ``newest_bytes`` only its end is read, without the first line, which may be cut.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
+
+from actors.host.plain_file import json_object, open_plain
+from configs.errors import ConfigError
 
 
 class Look(NamedTuple):
-    """A look is what has come since the look before."""
+    """What a file has gained since the look before."""
 
     anew: bool
-    """Whether all that was given before is void: the file is another one."""
+    """Whether the file is another one, so that all items given before are void."""
     items: list[dict[str, Any]]
 
 
@@ -30,10 +32,10 @@ class _Tail:
         self._at = 0
 
     def _open_at(self) -> tuple[bool, bytes, bytes]:
-        """Whether the file is another one, what is passed over of it, and what is to be read."""
+        """Whether the file is another one, the part of it that is skipped but matters, and the bytes to read."""
         try:
-            file = self._path.open("rb")
-        except OSError:
+            file = open_plain(self._path)
+        except (OSError, ConfigError):
             return False, b"", b""
         with file:
             status = os.fstat(file.fileno())
@@ -43,10 +45,10 @@ class _Tail:
                 self._inode, self._at = status.st_ino, 0
                 passed = self._pass_over(file, status.st_size)
             file.seek(self._at)
-            return anew, passed, file.read(max(0, status.st_size - self._at))
+            return anew, passed, file.read(min(self._newest_bytes, max(0, status.st_size - self._at)))
 
     def _pass_over(self, file: BinaryIO, size: int) -> bytes:
-        """Begin at the first whole line of the newest part."""
+        """Begin at the first whole line of the newest part; returns the skipped lines that matter: here none."""
         if size <= self._newest_bytes:
             return b""
         file.seek(size - self._newest_bytes)
@@ -56,20 +58,20 @@ class _Tail:
 
 
 class JsonLines(_Tail):
-    """Reads a file with one JSON object a line. Lines that are none are passed over."""
+    """Reads a file with one JSON object a line. Other lines are skipped."""
 
     def look(self) -> Look:
         anew, _, body = self._open_at()
         whole = body[: body.rfind(b"\n") + 1]
         self._at += len(whole)
-        return Look(anew, [item for line in whole.split(b"\n") if (item := _object(line)) is not None])
+        return Look(anew, [item for line in whole.split(b"\n") if (item := json_object(line)) is not None])
 
 
 class TraceEvents(_Tail):
-    """Reads ``trace.json`` (``actors/metrics/trace.py``): an event a line, behind the last of which the array ends.
+    """Reads ``trace.json`` (``actors/metrics/trace.py``): an event a line, and then the end of the array.
 
-    That end is overwritten by the next event, so it is never taken as read. Names of tracks are found in the part that
-    is passed over, too: they stand where a track began.
+    That end is overwritten by the next event, so it is never taken as read. Names of tracks are read from the
+    skipped part, too, since they stand where a track began.
     """
 
     def look(self) -> Look:
@@ -91,16 +93,9 @@ class TraceEvents(_Tail):
     def _pass_over(self, file: BinaryIO, size: int) -> bytes:
         super()._pass_over(file, size)
         file.seek(0)
-        return b"\n".join(line for line in file.read(self._at).split(b"\n") if b'"thread_name"' in line)
+        skipped = file.read(min(self._at, self._newest_bytes))
+        return b"\n".join(line for line in skipped.split(b"\n") if b'"thread_name"' in line)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    return _object(line.strip().strip(b","))
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        item: object = json.loads(line) if line.strip() else None
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", item) if isinstance(item, dict) else None
+    return json_object(line.strip().strip(b","))

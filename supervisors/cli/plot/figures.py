@@ -10,6 +10,7 @@ throughput    samples and tokens a second, and the idle shares
 
 from __future__ import annotations
 
+import io
 import itertools
 from typing import Any, Final, cast
 
@@ -21,20 +22,21 @@ from matplotlib.patches import Patch
 
 from supervisors.cli.plot.run_data import BESIDE, BUBBLES, Bar, RunData, busy_fraction, presence
 
-_COLOURS: Final = {
+COLOURS: Final = {
     "generate": "#3f74b5", "train": "#e08a2e", "publish": "#8a5fb0", "pull": "#4f9d69", "checkpoint": "#7a7a7a",
     "burst": "#e08a2e", "switch": "#8a5fb0", "prefetch": "#4f9d69",
-    "score": "#d9b44a", "idle": "#eceae6", "wait": "#eceae6", "asleep": "#b9c7c4",
+    "score": "#d9b44a", "episode": "#26868c", "answer": "#94714f",
+    "idle": "#eceae6", "wait": "#eceae6", "asleep": "#b9c7c4",
 }  # fmt: skip
 _OTHER: Final = "#b8a088"
-_BUSY: Final = LinearSegmentedColormap.from_list("busy", [_COLOURS["idle"], "#9db8d9", "#3f74b5", "#1d3f6b"])
+_BUSY: Final = LinearSegmentedColormap.from_list("busy", [COLOURS["idle"], "#9db8d9", "#3f74b5", "#1d3f6b"])
 INK: Final = "#333333"
 WIDTH: Final = 11.0
 _BINS: Final = 160
 _ACROSS: Final = 3
-"""Diagrams of one row."""
+"""Diagrams in one row."""
 _CLOSE_STEPS: Final = 6
-"""Steps of the close look."""
+"""Steps that the close look shows."""
 
 
 def occupancy(data: RunData) -> Figure | None:
@@ -45,20 +47,19 @@ def occupancy(data: RunData) -> Figure | None:
     figure = _figure(2.2 + 0.75 * lanes)
     over, close = figure.subplots(2, 1, gridspec_kw={"height_ratios": [1.0, 1.3]})
     _shares(over, data)
-    _bars(close, data, *_close_look(data))
+    draw_bars(close, data, *_close_look(data))
     seen = dict.fromkeys(bar.name for bars in data.lanes.values() for bar in bars)
     shown = [name for name in seen if name not in BUBBLES]
-    patches = [Patch(color=_COLOURS.get(name, _OTHER), label=name) for name in shown]
-    patches.append(Patch(facecolor=_COLOURS["idle"], edgecolor="#cccccc", label="bubble: there, with nothing to do"))
+    patches = [Patch(color=COLOURS.get(name, _OTHER), label=name) for name in shown]
+    patches.append(Patch(facecolor=COLOURS["idle"], edgecolor="#cccccc", label="bubble: there, with nothing to do"))
+    patches.append(Patch(facecolor="white", edgecolor="#cccccc", label="not there"))
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=9)
     return figure
 
 
 def _shares(axes: Axes, data: RunData) -> None:
     edges = np.linspace(0.0, data.end_s, _BINS + 1)
-    shares = np.array(
-        [[busy_fraction(bars, a, b) for a, b in itertools.pairwise(edges)] for bars in data.lanes.values()]
-    )
+    shares = np.array([_there(bars, edges) for bars in data.lanes.values()])
     image = axes.imshow(
         shares, aspect="auto", cmap=_BUSY, vmin=0, vmax=1, interpolation="nearest",
         extent=(0.0, data.end_s, len(shares) - 0.5, -0.5),
@@ -71,12 +72,17 @@ def _shares(axes: Axes, data: RunData) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _is_there(bars: list[Bar], start_s: float, end_s: float) -> bool:
-    return any(a < end_s and b > start_s for a, b in presence(bars))
+def _there(bars: list[Bar], edges: np.ndarray) -> list[float]:
+    """Busy shares between ``edges``; NaN, which is left white, where the lane's process was not there."""
+    there = presence(bars)
+    return [
+        busy_fraction(bars, a, b) if any(begin < b and end > a for begin, end in there) else float("nan")
+        for a, b in itertools.pairwise(edges)
+    ]
 
 
 def _share_label(data: RunData, lane: str) -> str:
-    """With its busy share of the time that it was there."""
+    """The lane's name, and its busy share of the time that it was there."""
     bars = data.lanes[lane]
     there = presence(bars)
     there_s = sum(b - a for a, b in there)
@@ -85,7 +91,7 @@ def _share_label(data: RunData, lane: str) -> str:
 
 
 def _close_look(data: RunData) -> tuple[float, float]:
-    """From the middle of the run, as long as a few steps; all of it if there is no more."""
+    """Start and end of the close look: a few steps from the middle of the run, or all of it if there are no more."""
     seconds = data.column("seconds")
     seconds = seconds[np.isfinite(seconds)]
     window_s = _CLOSE_STEPS * float(np.median(seconds)) if len(seconds) else data.end_s
@@ -95,10 +101,10 @@ def _close_look(data: RunData) -> tuple[float, float]:
     return start_s, min(start_s + window_s, data.end_s)
 
 
-def _bars(axes: Axes, data: RunData, start_s: float, end_s: float) -> None:
+def draw_bars(axes: Axes, data: RunData, start_s: float, end_s: float) -> None:
     for row, bars in enumerate(data.lanes.values()):
         there = [(max(a, start_s), min(b, end_s)) for a, b in presence(bars) if a < end_s and b > start_s]
-        axes.broken_barh([(a, b - a) for a, b in there], (row - 0.36, 0.72), facecolors=_COLOURS["idle"])
+        axes.broken_barh([(a, b - a) for a, b in there], (row - 0.36, 0.72), facecolors=COLOURS["idle"])
         for name in dict.fromkeys(bar.name for bar in bars if bar.name not in BUBBLES):
             inside = [
                 (max(bar.start_s, start_s), min(bar.end_s, end_s))
@@ -106,7 +112,7 @@ def _bars(axes: Axes, data: RunData, start_s: float, end_s: float) -> None:
                 if bar.name == name and bar.end_s > start_s and bar.start_s < end_s
             ]
             place = (row + 0.2, 0.16) if name in BESIDE else (row - 0.36, 0.72)
-            axes.broken_barh([(a, b - a) for a, b in inside], place, facecolors=_COLOURS.get(name, _OTHER))
+            axes.broken_barh([(a, b - a) for a, b in inside], place, facecolors=COLOURS.get(name, _OTHER))
     axes.set_yticks(range(len(data.lanes)), list(data.lanes))
     axes.set_ylim(len(data.lanes) - 0.5, -0.5)
     axes.set_xlim(start_s, end_s)
@@ -201,7 +207,7 @@ _LEARNING: Final = (
 
 
 def learning(data: RunData) -> Figure | None:
-    """How training goes; a column that no row has, and a KL term that there is none of, is left out."""
+    """How training goes, without columns that no row has, and without a KL that is always 0."""
     shown = [(name, unit, title, data.column(name)) for name, unit, title in _LEARNING]
     shown = [part for part in shown if np.isfinite(part[3]).any() and (part[0] != "kl" or np.nanmax(part[3]) > 0)]
     if not shown:
@@ -258,6 +264,13 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     total = np.convolve(np.where(known, values, 0.0), kernel, "same")
     count = np.convolve(known.astype(float), kernel, "same")
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def png(figure: Figure) -> bytes:
+    """The picture as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file)
+    return file.getvalue()
 
 
 def _figure(height: float) -> Figure:

@@ -1,37 +1,48 @@
-"""All pictures of a run in one HTML file that stands alone, and each of them as a PNG beside it."""
+"""Pictures of a run as PNG files, and the console's page of it with all of them, in one file that stands alone."""
 
 from __future__ import annotations
 
-import base64
-import html
 import time
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from actors.host.plain_file import folder_to_write, put
 from supervisors.api.run_files import model_name
-from supervisors.cli.plot.figures import FIGURES
+from supervisors.cli.console.export import page_file, sections_of
+from supervisors.cli.plot.figures import FIGURES, png
 from supervisors.cli.plot.run_data import RunData
 
 
-def draw(data: RunData, folder: Path) -> list[Path]:
-    """Write the pictures and the page into ``folder``; returns the pictures."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures: list[Path] = []
-    for name, make in FIGURES.items():
-        if (figure := make(data)) is not None:
-            path = folder / f"{name}.png"
-            figure.savefig(path)
-            pictures.append(path)
-    (folder / "index.html").write_text(_page(data.name, _facts(data), pictures, data.settings), encoding="utf-8")
-    return pictures
+def draw(data: RunData, folder: Path, *, below: Path | None = None) -> list[Path]:
+    """Write the pictures and the page into ``folder``; returns the pictures.
+
+    Raises:
+        ConfigError: ``folder`` leads out of ``below``.
+        OSError: it cannot be written.
+    """
+    pictures = {name: png(figure) for name, make in FIGURES.items() if (figure := make(data)) is not None}
+    if data.run_dir is None:  # those of services have a name of their own, beside those of a job
+        pictures = {_OF_SERVICES.get(name, name): content for name, content in pictures.items()}
+    captioned = {name: (content, _CAPTIONS.get(name, "")) for name, content in pictures.items()}
+    sections = sections_of(data.run_dir) if data.run_dir is not None else None
+    page = page_file(data.name, _facts(data), captioned, settings=data.settings, sections=sections)
+    with folder_to_write(folder, below=below) as opened:
+        for name, content in pictures.items():
+            put(opened, f"{name}.png", content)
+        put(opened, "index.html", page.encode("utf-8", "replace"))
+    return [folder / f"{name}.png" for name in pictures]
+
+
+_OF_SERVICES: Final = {"occupancy": "services"}
 
 
 _CAPTIONS: Final = {
     "occupancy": "Above: how busy each process was; the percentage beside its name is the share of all the time it "
     "was there, start-up, commits and loading of weights included. Below: some steps of it. A bubble, pale, is time in "
     "which a process was there and had nothing to do: a worker without samples or a trainer that waits for them.",
+    "services": "Each lane is a job on a training service that it shares with others: its bursts, waits and switches.",
     "lengths": "Response tokens of the samples that were trained. Right: of each step's samples, by percentile.",
     "evaluation": "On prompts that are not trained on. avg@k: mean reward of k responses; pass@k: one of k passes.",
     "reward": "Pale: each step. Strong: the running mean over a twentieth of the steps.",
@@ -41,7 +52,7 @@ _CAPTIONS: Final = {
     "granted, the trainer's a share of its step from opening it to before the commit. The percentages of the first "
     "picture are shares of the whole run, so the two need not add up to 100 %.",
 }
-"""What a picture shows, and of what its shares are shares."""
+"""Picture → its caption: what it shows, and what its shares refer to."""
 
 
 def _facts(data: RunData) -> list[tuple[str, str]]:
@@ -80,30 +91,3 @@ def _mean(values: np.ndarray) -> str:
     """The mean of the numbers that there are: a step without samples has no reward."""
     known = values[np.isfinite(values)]
     return f"{known.mean():.3f}" if len(known) else "–"
-
-
-_STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #333; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
-h1 { font-weight: 600; font-size: 1.5rem; margin-bottom: 0.5rem; }
-dl { display: flex; flex-wrap: wrap; gap: 0.5rem 2.5rem; margin: 0 0 1.5rem; }
-dt { color: #777; font-size: 0.8rem; } dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
-figure { margin: 0.75rem 0 1.5rem; } figcaption { color: #666; font-size: 0.85rem; max-width: 60rem; }
-img { width: 100%; height: auto; } pre { font-size: 0.8rem; background: #f6f5f2; padding: 1rem; overflow-x: auto; }
-"""
-
-
-def _page(name: str, facts: list[tuple[str, str]], pictures: list[Path], settings: str = "") -> str:
-    """One file that stands alone: the pictures are inside."""
-    items = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts)
-    images = "\n".join(
-        f'<figure><img alt="{path.stem}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
-        f"<figcaption>{html.escape(_CAPTIONS.get(path.stem, ''))}</figcaption></figure>"
-        for path in pictures
-    )
-    whole = f"<details><summary>Settings: job.yaml</summary><pre>{html.escape(settings)}</pre></details>"
-    title = html.escape(name)
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return (
-        f"<!doctype html>\n<html lang=en><head>{head}<style>{_STYLE}</style></head>\n"
-        f"<body><h1>{title}</h1><dl>{items}</dl>\n{images}\n{whole if settings else ''}\n</body></html>\n"
-    )

@@ -1,4 +1,4 @@
-"""What a run directory holds that can be drawn. Nothing is changed in it, and a run that goes on may be read.
+"""Reads from a run directory what can be drawn, also while the run goes on, and changes nothing in it.
 
 trace.json ─▶ lanes: who did what when        metrics.jsonl ─▶ rows, one a step        eval.jsonl ─▶ evaluations
 journal.db ─▶ response lengths
@@ -8,6 +8,7 @@ services/*/trace.json, of several jobs ─▶ a lane for each job of each traini
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,24 +17,29 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import yaml
 
-from actors.jobs.evaluation_rows import FILE as EVALUATIONS
+from actors.host.plain_file import read_plain
 from actors.jobs.evaluation_rows import EvalRow
 from actors.jobs.evaluation_rows import read_rows as read_evaluations
 from actors.jobs.summary import Row, read_rows
 from actors.ledger.journal import committed_samples
-from configs.errors import ConfigError, Problem
+from configs.errors import ConfigError
+from configs.limits import DEFAULT_LIMITS
+from configs.run_files import EVALUATIONS, JOB_FILE, JOURNAL, METRICS, TRACE
+from configs.yaml_source import FILE_BYTES_MAX, parse_value
 
 BUBBLES: Final = frozenset(["idle", "wait"])
 """Spans in which a process has nothing to do."""
 BESIDE: Final = frozenset(["pull", "prefetch"])
 """Spans that run beside another one and keep nobody from working."""
+NO_WORK: Final = BUBBLES | BESIDE | {"load"}
+"""Spans that do not count as work: a service that makes a job's backend, and compiles it, trains nothing yet."""
 
 _SILENCE_S: Final = 2.0
 """Longest silence of a process that is there: spans come once a second, and none covers the optimizer step."""
 
 
 class Bar(NamedTuple):
-    """A bar is one activity of a lane, in seconds since the first of the run."""
+    """One activity of a lane, in seconds since the first bar of the run."""
 
     name: str
     start_s: float
@@ -43,6 +49,8 @@ class Bar(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RunData:
     name: str
+    run_dir: Path | None = None
+    """Directory of the run; None: the data are those of shared training services."""
     lanes: dict[str, list[Bar]] = field(default_factory=dict[str, list[Bar]])
     """Lanes of the trainer and then of the workers in their order; bars by start."""
     rows: list[Row] = field(default_factory=list[Row])
@@ -63,7 +71,7 @@ class RunData:
     def job(self) -> dict[str, Any]:
         """The job file, as far as it can be read."""
         try:
-            found = yaml.safe_load(self.settings)
+            found = parse_value(self.settings)
         except yaml.YAMLError:
             return {}
         return found if isinstance(found, dict) else {}
@@ -74,7 +82,7 @@ class RunData:
 
 
 def presence(bars: list[Bar]) -> list[tuple[float, float]]:
-    """When a lane's process was there: it says what it does, idling included; longer silence means that it was not."""
+    """When a lane's process was there: it records all that it does, idling included; longer silence means absence."""
     present: list[tuple[float, float]] = []
     for bar in bars:
         if present and bar.start_s - present[-1][1] <= _SILENCE_S:
@@ -88,11 +96,7 @@ def busy_fraction(bars: list[Bar], start_s: float, end_s: float) -> float:
     """Part of the time in which a lane did something; time that no bar covers counts as doing nothing."""
     if end_s <= start_s:
         return 0.0
-    busy = sum(
-        max(0.0, min(bar.end_s, end_s) - max(bar.start_s, start_s))
-        for bar in bars
-        if bar.name not in BUBBLES and bar.name not in BESIDE
-    )
+    busy = sum(max(0.0, min(bar.end_s, end_s) - max(bar.start_s, start_s)) for bar in bars if bar.name not in NO_WORK)
     return min(1.0, busy / (end_s - start_s))
 
 
@@ -103,25 +107,27 @@ def read_run(run_dir: Path) -> RunData:
         ConfigError: it is no run directory, or the run has not come far enough to be drawn.
         JournalUnreadable: its journal is damaged.
     """
-    if not (run_dir / "job.yaml").is_file():
+    job_file = run_dir / JOB_FILE
+    if not job_file.is_file():
         raise _wrong(run_dir, "is no run directory: it has no job.yaml", "Name the directory that the run printed")
-    rows = read_rows(run_dir / "metrics.jsonl")
-    lanes = _lanes(_spans(run_dir / "trace.json"))
+    rows = read_rows(run_dir / METRICS)
+    lanes = _lanes(_spans(run_dir / TRACE))
     if not rows and not lanes:
         raise _wrong(run_dir, "has no step and no trace yet", "Wait until its first step is committed")
     lengths: dict[int, list[int]] = {}
-    journal = run_dir / "journal.db"
+    journal = run_dir / JOURNAL
     for sample in committed_samples(journal) if journal.exists() else []:
         if sample.state == "committed":
             lengths.setdefault(sample.step, []).append(sample.n_tokens)
     return RunData(
         name=run_dir.resolve().name,
+        run_dir=run_dir,
         lanes=lanes,
         rows=rows,
         evaluations=read_evaluations(run_dir / EVALUATIONS),
         lengths={step: np.array(lengths[step], np.int32) for step in sorted(lengths)},
-        settings=(run_dir / "job.yaml").read_text("utf-8", errors="replace"),
-        began_s=(run_dir / "job.yaml").stat().st_mtime,
+        settings=read_plain(job_file, FILE_BYTES_MAX).decode("utf-8", errors="replace"),
+        began_s=job_file.stat().st_mtime,
     )
 
 
@@ -129,7 +135,7 @@ def read_services(directory: Path) -> RunData:
     """What the training services have done that several jobs of one command shared.
 
     Raises:
-        ConfigError: there is no trace of any.
+        ConfigError: no service has left a trace.
     """
     spans: list[_Span] = []
     for trace in sorted((directory / "services").glob("*/trace.json")):
@@ -143,7 +149,7 @@ def read_services(directory: Path) -> RunData:
 
 
 def _with_pauses(bars: list[Bar]) -> Iterator[Bar]:
-    """A service says nothing of a job that asks for nothing, which is there all the same."""
+    """Fill gaps with ``idle``: a service records nothing of a job that asks for nothing, though the job is there."""
     until_s = bars[0].start_s
     for bar in bars:
         if bar.start_s > until_s:
@@ -153,7 +159,7 @@ def _with_pauses(bars: list[Bar]) -> Iterator[Bar]:
 
 
 class _Span(NamedTuple):
-    """A span is one bar of a trace, in its microseconds."""
+    """One bar of a trace, in the microseconds of the trace."""
 
     start: float
     duration: float
@@ -164,11 +170,15 @@ class _Span(NamedTuple):
 def _spans(path: Path) -> list[_Span]:
     if not path.exists():
         return []
+    content = read_plain(path, DEFAULT_LIMITS.run_record_bytes)
     try:
-        events: list[dict[str, Any]] = json.loads(path.read_bytes())
-        names: dict[int, str] = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-        return [_Span(e["ts"], e["dur"], names[e["tid"]], e["name"]) for e in events if e["ph"] == "X"]
-    except (ValueError, KeyError, TypeError) as error:
+        events: list[dict[str, Any]] = json.loads(content)
+        names: dict[int, str] = {e["tid"]: str(e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+        found = [
+            _Span(float(e["ts"]), float(e["dur"]), names[e["tid"]], str(e["name"])) for e in events if e["ph"] == "X"
+        ]
+        return [span for span in found if math.isfinite(span.start + span.duration)]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise _wrong(path, f"is no trace: {error!r}", "Remove it, and draw the rest") from error
 
 
@@ -181,10 +191,10 @@ def _lanes(spans: list[_Span]) -> dict[str, list[Bar]]:
     return lanes
 
 
-def lane_order(lane: str) -> tuple[bool, str, int, str]:
-    """The trainer, then the others by name and number."""
+def lane_order(lane: str) -> tuple[bool, bool, str, int, str]:
+    """The trainer, the rollout workers, then the others by name and number."""
     kind, _, number = lane.rpartition("-")
-    return lane != "trainer", kind, int(number) if number.isdigit() else 0, lane
+    return lane != "trainer", kind != "rollout", kind, int(number) if number.isdecimal() else 0, lane
 
 
 def _number(value: object) -> float:
@@ -192,4 +202,4 @@ def _number(value: object) -> float:
 
 
 def _wrong(path: Path, what: str, fix: str) -> ConfigError:
-    return ConfigError([Problem(f"headrace plot {path}", "", what, fix)])
+    return ConfigError.of(f"headrace plot {path}", "", what, fix)

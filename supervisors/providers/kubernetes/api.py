@@ -1,7 +1,7 @@
-"""What the provider asks of an API server; ``lightkube_api.py`` asks it.
+"""The requests that the provider makes of an API server; ``lightkube_api.py`` implements them.
 
-Two ways to fail: the cluster has said no, in its own words (``ApiRefused``), or nobody has answered (``ApiAway``),
-which is no news of anything that was asked for.
+A request can fail in two ways: the cluster has refused it, in its own words (``ApiRefused``), or has not answered
+(``ApiAway``), so that it is unknown whether the request was carried out.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ GONE: Final = 410
 
 
 class ApiRefused(ProviderError):
-    """The cluster has refused a request. The message is its own; asked again it says the same."""
+    """The cluster has refused a request. The message is the cluster's own."""
 
     def __init__(self, code: int, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
-        """Word for it, such as ``AlreadyExists``."""
+        """The cluster's word for the reason, such as ``AlreadyExists``."""
 
 
 class ApiAway(ProviderError):
-    """The API server has not answered, or said that it cannot. Ask again later."""
+    """The API server has not answered, or has said that it cannot answer now. Ask again later."""
 
 
 class ClusterApi(Protocol):
-    """It is one namespace of a cluster. Every method may raise ``ApiRefused`` and ``ApiAway``."""
+    """The API serves requests in one namespace of a cluster. Every method may raise ``ApiRefused`` and ``ApiAway``."""
 
     @property
     def namespace(self) -> str: ...
     async def create(self, pod: Pod) -> None: ...
     async def delete(self, name: str, grace_s: int) -> None: ...
     async def list(self, labels: Mapping[str, str]) -> tuple[list[Pod], str]:
-        """Pods with these labels, and the version of the cluster's state at which that was so."""
+        """The pods with these labels, and the version of the cluster's state in which they were listed."""
         ...
 
     def watch(self, labels: Mapping[str, str], version: str, timeout_s: float) -> AsyncIterator[tuple[str, Pod]]:
@@ -47,13 +47,13 @@ class ClusterApi(Protocol):
         ...
 
     async def log(self, name: str, lines: int) -> list[str]:
-        """The last lines of what a pod has said."""
+        """The last lines of a pod's log."""
         ...
 
     async def get_lease(self, name: str) -> dict[str, Any]: ...
     async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]: ...
     async def replace_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
-        """It conflicts if somebody else has changed the lease since ``lease`` was read."""
+        """Write ``lease``; refused with a conflict if it was changed since it was read."""
         ...
 
     async def delete_lease(self, name: str) -> None: ...

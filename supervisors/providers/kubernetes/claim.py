@@ -1,11 +1,11 @@
-"""Which head owns the pods of a run: a Lease of the cluster, held by one process at a time.
+"""Ensures that one head owns the pods of a run, by a Lease object of the cluster that one process holds at a time.
 
-    none, or its holder is silent for cluster_claim_s ─▶ ours ─▶ renewed ─▶ … ─▶ removed at the end
-    it changes while we look ─▶ refused: another head is alive
+    no lease, or its holder is silent for cluster_claim_s ─▶ ours ─▶ renewed ─▶ … ─▶ removed at the end
+    the lease changes while we watch it ─▶ refused: another head is alive
 
 Invariants
 - Clocks are not compared: a holder is alive if the lease changes while we watch it.
-- An API server that is away ends no claim: whoever wants to take it could not reach the server either.
+- An API server that is away ends no claim, since no other head could reach the server either to take it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from supervisors.providers.kubernetes.pods import Owner
 from supervisors.tree.errors import ProviderError
 
 LOOKS: Final = 10
-"""Number of looks at another's lease before it counts as left behind."""
+"""Number of times that another holder's lease must be seen unchanged before it is taken over."""
 RENEWALS: Final = 3
-"""Number of renewals within the time after which a silent holder is given up."""
+"""Number of renewals within ``cluster_claim_s``, after which a silent holder loses the lease."""
 
 
 class Claim:
-    """It is taken with ``take``, and kept for as long as ``keep`` runs."""
+    """A claim lets one process start the run's machines, from ``take`` on and for as long as ``keep`` runs."""
 
     def __init__(self, api: ClusterApi, owner: Owner, limits: Limits) -> None:
         self._api, self._limits, self._owner = api, limits, owner
@@ -41,9 +41,9 @@ class Claim:
         """Own the run's pods from now on.
 
         Raises:
-            ProviderError: another head does.
-            ApiRefused: the cluster does not let us look at leases.
-            ApiAway: it does not answer.
+            ProviderError: another head owns them.
+            ApiRefused: the cluster does not let us read or write leases.
+            ApiAway: the cluster does not answer.
         """
         seen, silent = "", 0
         while True:
@@ -54,7 +54,7 @@ class Claim:
                 continue
             version = str(lease["metadata"]["resourceVersion"])
             if seen and version != seen:
-                holder = lease["spec"].get("holderIdentity", "nobody that is named")
+                holder = lease["spec"].get("holderIdentity", "an unnamed process")
                 raise ProviderError(
                     f"another head owns the machines of this run: it holds the lease {self._name} in namespace "
                     f"{self._api.namespace} as {holder}, and has just renewed it; end it, or start this one with a run "
@@ -66,7 +66,7 @@ class Claim:
             await asyncio.sleep(self._limits.cluster_claim_s / LOOKS)
 
     async def keep(self, lost: Callable[[str], None]) -> None:
-        """Renew it until cancelled. ``lost`` is told, once, that another head has taken it."""
+        """Renew the lease until cancelled. ``lost`` is called once, if another head has taken the lease."""
         while True:
             await asyncio.sleep(self._limits.cluster_claim_s / RENEWALS)
             try:
@@ -74,9 +74,9 @@ class Claim:
                     continue
                 lease = await self._read()
             except (ApiAway, ApiRefused):
-                continue  # rights that were taken away are told of by whoever starts machines
+                continue  # missing rights are reported when a machine is to be started
             if lease is None or lease["spec"].get("holderIdentity") == self._holder:
-                self._lease = lease  # somebody removed or edited it: it is written again
+                self._lease = lease  # it was removed or edited from outside: write it again
                 continue
             self._lease = None  # it is not ours to release
             lost(
@@ -86,7 +86,7 @@ class Claim:
             return
 
     async def release(self) -> None:
-        """Whoever comes next need not wait. The lease of another head, which has taken it unnoticed, stays."""
+        """Remove the lease, so that the next head need not wait; but not if another head has taken it unnoticed."""
         if self._lease is not None:
             self._lease = None
             lease = await self._read()
@@ -102,7 +102,7 @@ class Claim:
             raise
 
     async def _write(self, before: dict[str, Any] | None) -> bool:
-        """Write our name and the time; False: somebody else was faster."""
+        """Write our name and the time into the lease; False if another process was faster."""
         now = dt.datetime.fromtimestamp(time_of_day_s(), dt.UTC)
         spec = {
             "holderIdentity": self._holder,

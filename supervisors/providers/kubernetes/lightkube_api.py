@@ -1,4 +1,4 @@
-"""The API server, asked by lightkube: the one file that knows this library, and is loaded where a job asks for pods."""
+"""Asks the API server through lightkube. Only this file uses that library; it is loaded only if a job asks for pods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOO_MANY: Final = 429
 
 
 class LightkubeApi:
-    """It is one namespace of a cluster, as ``api.ClusterApi`` says."""
+    """``LightkubeApi`` implements ``api.ClusterApi`` for one namespace of a cluster."""
 
     def __init__(self, client: AsyncClient, answer_s: float) -> None:
         self._client, self._answer_s = client, answer_s
@@ -40,7 +40,7 @@ class LightkubeApi:
         kubeconfig: Path | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> LightkubeApi:
-        """The cluster that ``config`` names, by the ServiceAccount of this pod or a kubeconfig.
+        """Connect to the cluster that ``config`` names, with this pod's ServiceAccount or a kubeconfig.
 
         Raises:
             ProviderError: there is no such configuration.
@@ -62,58 +62,58 @@ class LightkubeApi:
         return str(self._client.namespace)
 
     async def create(self, pod: Pod) -> None:
-        async with _told(), asyncio.timeout(self._answer_s):
-            await self._client.create(_made(PodResource, pod))
+        async with _errors_translated(), asyncio.timeout(self._answer_s):
+            await self._client.create(_object_of(PodResource, pod))
 
     async def delete(self, name: str, grace_s: int) -> None:
-        async with _told(), asyncio.timeout(self._answer_s):
+        async with _errors_translated(), asyncio.timeout(self._answer_s):
             await self._client.delete(PodResource, name, grace_period=grace_s)
 
     async def list(self, labels: Mapping[str, str]) -> tuple[list[Pod], str]:
-        async with _told(), asyncio.timeout(self._answer_s):
+        async with _errors_translated(), asyncio.timeout(self._answer_s):
             found = self._client.list(PodResource, labels=dict(labels))
             pods = [pod.to_dict() async for pod in found]
             return pods, str(found.resourceVersion)
 
     async def watch(self, labels: Mapping[str, str], version: str, timeout_s: float) -> AsyncIterator[tuple[str, Pod]]:
-        async with _told():  # whoever watches says for how long
+        async with _errors_translated():  # no timeout of our own: the caller gives one
             async for what, pod in self._client.watch(
                 PodResource, labels=dict(labels), resource_version=version, server_timeout=max(1, int(timeout_s))
             ):
                 yield str(what), pod.to_dict()
 
     async def log(self, name: str, lines: int) -> list[str]:
-        async with _told(), asyncio.timeout(self._answer_s):
+        async with _errors_translated(), asyncio.timeout(self._answer_s):
             return [line async for line in self._client.log(name, tail_lines=lines, newlines=False)]
 
     async def get_lease(self, name: str) -> dict[str, Any]:
-        async with _told(), asyncio.timeout(self._answer_s):
+        async with _errors_translated(), asyncio.timeout(self._answer_s):
             return (await self._client.get(Lease, name)).to_dict()
 
     async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
-        async with _told(), asyncio.timeout(self._answer_s):
-            return (await self._client.create(_made(Lease, lease))).to_dict()
+        async with _errors_translated(), asyncio.timeout(self._answer_s):
+            return (await self._client.create(_object_of(Lease, lease))).to_dict()
 
     async def replace_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
-        async with _told(), asyncio.timeout(self._answer_s):
-            return (await self._client.replace(_made(Lease, lease))).to_dict()
+        async with _errors_translated(), asyncio.timeout(self._answer_s):
+            return (await self._client.replace(_object_of(Lease, lease))).to_dict()
 
     async def delete_lease(self, name: str) -> None:
-        async with _told(), asyncio.timeout(self._answer_s):
+        async with _errors_translated(), asyncio.timeout(self._answer_s):
             await self._client.delete(Lease, name)
 
     async def close(self) -> None:
         await self._client.close()
 
 
-def _made(resource: Any, of: Mapping[str, Any]) -> Any:
-    """An object of ``resource``; the library types it more loosely than what takes it."""
+def _object_of(resource: Any, of: Mapping[str, Any]) -> Any:
+    """An object of the class ``resource``; untyped, since the library types its creation too loosely."""
     return resource.from_dict(of)
 
 
 @contextlib.asynccontextmanager
-async def _told() -> AsyncIterator[None]:
-    """The library's errors as ours."""
+async def _errors_translated() -> AsyncIterator[None]:
+    """Turn the library's errors into ours."""
     try:
         yield
     except ApiError as error:
@@ -121,7 +121,7 @@ async def _told() -> AsyncIterator[None]:
         if code >= _AWAY or code == _TOO_MANY:
             raise ApiAway(message) from error
         raise ApiRefused(code, message, str(error.status.reason or "")) from error
-    except httpx2.HTTPStatusError as error:  # a proxy's, or a server that is starting: no Status in its body
+    except httpx2.HTTPStatusError as error:  # from a proxy, or a server that is starting: its body has no Status
         code = error.response.status_code
         if code >= _AWAY or code == _TOO_MANY:
             raise ApiAway(str(error)) from error

@@ -1,13 +1,13 @@
-"""Pods as plain data: the manifest of a machine, and what the cluster says of a pod.
+"""Pods as plain data: makes the manifest of a machine, and interprets the status of a pod.
 
-    job file ─▶ manifest ─▶ API server ─▶ kubelet ─▶ headrace node        a pod's status ─▶ read ─▶ what it means to us
+    job file ─▶ manifest ─▶ API server ─▶ kubelet ─▶ headrace node        a pod's status ─▶ read ─▶ Reading
 
 Invariants
 - ``restartPolicy: Never``, and a pod's name is used once: a machine that has ended does not come back.
-- Whose a pod is stands in its labels: ``headrace/run`` has the mark of the run, ``headrace/life`` says which process of
-  that run has asked for it. Nothing is ever done to a pod with another run's mark.
-- A machine's keys are copied out of the mounted Secret, as a secret that others could read is refused.
-- The pod's grace period is the machine's notice: if the cluster takes it away, it has that long to hand over.
+- A pod's labels name its owner: ``headrace/run`` has the mark of the run, ``headrace/life`` says which process of that
+  run has asked for it. Pods with another run's mark are never touched.
+- A machine's keys are copied out of the mounted Secret, since a key file that others can read would be refused.
+- The pod's grace period is the machine's notice: if the cluster takes the pod away, it has that long to hand over.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ _COPY_KEYS: Final = (
     '&& cp -L "$0/allowed/head.public" "$1/allowed" && shift && exec "$@"'
 )
 _GRACE_DEFAULT: Final = 30
-"""Kubernetes' own default, in seconds, for machines that need no notice."""
+"""Kubernetes' own default in seconds, which is used for machines without notice."""
 _CANNOT_START: Final = frozenset({
     "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
     "RunContainerError",
 })  # fmt: skip
-"""Reasons of a waiting container that do not pass by themselves. ``ErrImagePull`` becomes ``ImagePullBackOff``."""
+"""Reasons for which a container waits that do not pass by themselves. ``ErrImagePull`` becomes ``ImagePullBackOff``."""
 
 
 _TAKEN: Final = frozenset({"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
-"""Reasons of a pod's end that are the cluster's doing."""
+"""Reasons of a pod's end which mean that the cluster has taken it away."""
 
 _SIGNALLED: Final = 128
-"""Exit codes from here on are of a process that was killed; its last line says nothing of that."""
+"""Lowest exit code of a process that was killed by a signal, so that its last line does not say why it ended."""
 DELETED: Final = "its pod has been deleted"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """It says whose pods are."""
+    """The owner of pods is one process of a run."""
 
     job: str
     mark: str
-    """Mark of the run, as ``ownership.py`` has drawn it."""
+    """Random mark of the run, from ``ownership.py``."""
     life: str
     """Random name of this process."""
     head_pod: tuple[str, str] | None = None
-    """Name and uid of the pod in which the head runs; the cluster removes what it owns once it is gone."""
+    """Name and uid of the pod in which the head runs; when it is gone, the cluster removes the pods that it owns."""
 
     @property
     def selector(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class Owner:
         return {RUN: self.mark}
 
     def metadata(self, name: str) -> dict[str, Any]:
-        """Metadata of an object of ours."""
+        """Metadata for an object of this owner."""
         labels = {"app.kubernetes.io/name": "headrace", JOB: _label(self.job), RUN: self.mark, LIFE: self.life}
         metadata: dict[str, Any] = {"name": name, "labels": labels}
         if self.head_pod is not None:
@@ -75,13 +75,13 @@ class Owner:
         return metadata
 
     def pod_name(self, number: int) -> str:
-        """Name of the pod that is the ``number``-th of this life; no other pod has it."""
+        """Name of the ``number``-th pod of this life; no other pod has it."""
         return f"{self.mark}-{self.life}-{number}"
 
 
 @dataclass(frozen=True)
 class Order:
-    """It says what a machine's process is to do."""
+    """An order says how the process on a machine is to be started."""
 
     node: str
     kind: str
@@ -110,7 +110,7 @@ def manifest(config: KubernetesConfig, owner: Owner, order: Order, name: str) ->
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_s(order.notice_s),
-        "shareProcessNamespace": True,  # somebody reaps what a machine's processes leave behind
+        "shareProcessNamespace": True,  # so that orphaned processes are reaped
         "enableServiceLinks": False,
         "automountServiceAccountToken": config.service_account is not None,
         "containers": [container],
@@ -138,7 +138,7 @@ def manifest(config: KubernetesConfig, owner: Owner, order: Order, name: str) ->
 
 
 def grace_s(window_s: float) -> int:
-    """A grace period: whole seconds, of which there is at least one; 0 would be no grace but an end without a word."""
+    """A grace period in whole seconds, at least 1, since 0 would kill the pod without SIGTERM."""
     return max(1, int(window_s)) if window_s else _GRACE_DEFAULT
 
 
@@ -154,9 +154,9 @@ def _command(config: KubernetesConfig, order: Order) -> list[str]:
 
 def _volumes(config: KubernetesConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     sources: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (_source(volume), {"mountPath": volume.mount} | _how(volume)) for volume in config.volumes
+        (_source(volume), {"mountPath": volume.mount} | _mount_options(volume)) for volume in config.volumes
     ]
-    if all(volume.mount != _SHARED_MEMORY for volume in config.volumes):  # what runtimes give is 64 MB
+    if all(volume.mount != _SHARED_MEMORY for volume in config.volumes):  # runtimes give only 64 MB
         size = {} if config.shared_memory is None else {"sizeLimit": _quantity(config.shared_memory)}
         sources.append(({"emptyDir": {"medium": "Memory", **size}}, {"mountPath": _SHARED_MEMORY}))
     if config.keys_secret is not None:
@@ -178,7 +178,7 @@ def _source(volume: PodVolume) -> dict[str, Any]:
     return {"configMap": {"name": volume.config_map}} if volume.config_map is not None else {"emptyDir": {}}
 
 
-def _how(volume: PodVolume) -> dict[str, Any]:
+def _mount_options(volume: PodVolume) -> dict[str, Any]:
     how: dict[str, Any] = {"readOnly": True} if volume.read_only else {}
     return how | ({"subPath": volume.sub_path} if volume.sub_path is not None else {})
 
@@ -192,7 +192,7 @@ def _quantity(amount: str | float) -> str:
 
 
 def _label(text: str) -> str:
-    """``text`` as far as it can be a label's value."""
+    """``text`` as a valid label value: other characters are replaced, and it is cut at 63."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
 
 
@@ -201,26 +201,26 @@ def _label(text: str) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """It is what a pod's status means to us."""
+    """A reading of a pod's status says what it means to us."""
 
     name: str
     life: str
     node: str
     runs: bool
     ended: bool
-    """True once its container will not run any more."""
+    """Whether its container will not run any more."""
     hopeless: bool
-    """True while it waits for what does not come by itself."""
+    """Whether it waits for something that will not happen by itself, such as an image that cannot be pulled."""
     taken: bool
-    """True if the cluster has taken it away, as far as its status says."""
+    """Whether the cluster has taken it away, as far as its status says."""
     leaves_s: float | None
-    """Seconds that it was given when it was told to go; None: nobody has."""
+    """Grace period in seconds, if the pod was told to end; else None."""
     words: str
-    """Sentence of the cluster on why it waits, goes or has ended; empty: it says nothing."""
+    """The cluster's own sentence on why the pod waits, ends or has ended; may be empty."""
 
 
 def read(pod: dict[str, Any]) -> Reading:
-    """What ``pod``, as the API server gives it, means."""
+    """Interpret ``pod``, as the API server returns it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
     phase = status.get("phase", "Pending")
@@ -242,7 +242,7 @@ def read(pod: dict[str, Any]) -> Reading:
 
 
 def _why(status: dict[str, Any], states: list[dict[str, Any]]) -> str:
-    """The most telling of what a status says: who has taken it away, how its process ended, what it waits for."""
+    """The most useful sentence of a status: why the pod was taken away, how its process ended, or what it waits for."""
     conditions = _conditions(status)
     disrupted = conditions.get("DisruptionTarget", {})
     if disrupted.get("status") == "True":

@@ -2,16 +2,16 @@
 
     open ─▶ claim ─▶ pods of former lives removed ─▶ list, watch, list …
     start ─▶ create ─▶ Pending ─(start_s)─▶ Running ─▶ the node joins
-    notice ─▶ delete with a grace period ─▶ SIGTERM ─▶ it leaves ─▶ SIGKILL          kill ─▶ delete without one
-    the cluster takes a pod back ─▶ SIGTERM, its grace period is the notice ─▶ told as ``taken``
+    notice ─▶ delete with a grace period ─▶ SIGTERM ─▶ the node leaves ─▶ SIGKILL    kill ─▶ delete without one
+    the cluster takes a pod back ─▶ SIGTERM, its grace period is the notice ─▶ reported as ``taken``
 
 Invariants
-- An end is what the API server has shown: a pod that has ended, or is in the list no longer. A server that does not
-  answer is no news, and requests are made again once it does.
+- A machine has ended only if the API server shows it: its pod has ended, or is not in the list any more. If the server
+  does not answer, nothing is concluded, and requests are repeated.
 - A watch lasts ``limits.cluster_list_s`` at most; then all pods are listed, so nothing is missed for longer than that.
-- Whatever ends, its pod is deleted: a pod that has ended, cannot start or is late leaves nothing behind.
-- Only pods of this run are touched: those of former lives once, when the claim has just been taken; afterwards those
-  of this life alone, since a head that was stopped for long does not know that another one holds the claim now.
+- The pod of every machine that has ended, cannot start or is late is deleted.
+- Only pods of this run are touched: those of former lives only once, when the claim has just been taken; afterwards
+  those of this life alone, since a head that was stopped for long may not know that another one holds the claim now.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from supervisors.tree.errors import ProviderError
 
 _POD_NAME: Final = "HEADRACE_POD_NAME"
 _POD_UID: Final = "HEADRACE_POD_UID"
-"""Variables of the head's own pod, which the manifest in ``deploy/`` sets: its pods go when it goes."""
+"""Variables in the head's own pod, set by the manifest in ``deploy/``: machines' pods are removed with that pod."""
 _CLUSTER: Final = "the cluster"
-"""Name under which news are told that are about no machine."""
+"""Name under which news are reported that are not about one machine."""
 
 
 @dataclass
 class _Machine:
     pod: str
     made: bool = False
-    """True once the API server is known to have it."""
+    """Whether the API server is known to have the pod."""
     asked_before: bool = False
-    """True if it was asked for and no answer came: it may be there."""
+    """Whether the pod was requested and no answer came, so that it may exist."""
     grace_s: int | None = None
-    """Grace period with which it is to be deleted; None: it is to stay."""
+    """Grace period with which the pod is to be deleted; None: it is to stay."""
     words: str = ""
     late: asyncio.TimerHandle | None = None
-    """Timer that runs while it does not run yet."""
+    """Timer that gives up a pod that does not run in time."""
     overdue: asyncio.TimerHandle | None = None
-    """Timer that runs while the cluster takes it away."""
+    """Timer that gives up a pod that the cluster takes away and that does not end."""
     work: asyncio.Task[None] | None = field(default=None, repr=False)
-    """Request for it that is under way."""
+    """Task with the current request about this pod."""
 
 
 class KubernetesProvider(BookedProvider):
-    """This provider starts pods. Create it on the running loop, and ``open`` it.
+    """The provider's machines are pods. Create it on the running loop, and ``open`` it.
 
     Args:
         join: the head's endpoint, as pods reach it.
@@ -90,14 +90,14 @@ class KubernetesProvider(BookedProvider):
         self._lives: list[asyncio.Task[None]] = []
         """Tasks that run from ``open`` to ``close``."""
         self._cleaning: dict[str, asyncio.Task[None]] = {}
-        """Deletions, by pod, of those whose end has been told or that are nobody's."""
+        """Pod → its deletion, for pods whose machine's end has been reported, and for pods of no machine."""
         self._refused = "the provider has not been opened"
-        """Sentence on why nothing can be started; empty while it can."""
+        """Why no machine can be started; empty if one can."""
         self._is_away = False
 
     @classmethod
     def of(cls, job: JobConfig, join: str, mark: str) -> KubernetesProvider:
-        """The one that ``job`` asks for.
+        """The provider that ``job`` asks for.
 
         Raises:
             ProviderError: lightkube is not installed, or no cluster is configured.
@@ -116,7 +116,7 @@ class KubernetesProvider(BookedProvider):
         return cls(config, api, owner, join=join, slots=provider.slots, notice_s=provider.notice_s, limits=limits)
 
     async def open(self) -> None:
-        """Own this run's pods, and remove those that a former life of it has left.
+        """Claim this run's pods, and remove those that a former life of the head has left.
 
         Raises:
             ProviderError: another head owns them, or the cluster refuses or does not answer.
@@ -141,7 +141,7 @@ class KubernetesProvider(BookedProvider):
 
     def notice(self, node: str, window_s: float) -> None:
         if (machine := self._machines.get(node)) is not None and machine.grace_s != 0:
-            machine.grace_s = max(1, math.ceil(window_s))  # the base's timer ends it on time
+            machine.grace_s = max(1, math.ceil(window_s))  # rounded up: the base class's timer ends it on time
         super().notice(node, window_s)
 
     async def close(self) -> None:
@@ -193,7 +193,7 @@ class KubernetesProvider(BookedProvider):
     # ------------------------------------------------------------ requests
 
     async def _read_and_end(self, node: str, machine: _Machine) -> None:
-        """With its pod its log will be gone."""
+        """Report a machine's end with the last lines of its log, which goes away with the pod."""
         name = f"the log of its pod {machine.pod}"
         try:
             lines = await self._api.log(machine.pod, self._limits.machine_log_lines)
@@ -213,12 +213,12 @@ class KubernetesProvider(BookedProvider):
             except ApiAway as error:
                 machine.asked_before, machine.words = True, str(error)
             except ApiRefused as error:
-                if error.reason != "Conflict":  # of a quota that others count in as well: it says to try again
+                if error.reason != "Conflict":  # "Conflict": a shared quota changed meanwhile: try again
                     if error.code != CONFLICT or not machine.asked_before:
                         self._gone(node, str(error))
                         return
                     break  # the answer to an earlier request was lost
-            except Exception as error:  # noqa: BLE001 (else nobody would ever say what has become of it)
+            except Exception as error:  # noqa: BLE001 (else the machine's end would never be reported)
                 log.exception("a pod cannot be asked for")
                 self._gone(node, f"its pod cannot be asked for: {error!r}")
                 return
@@ -232,11 +232,11 @@ class KubernetesProvider(BookedProvider):
             self._remove_soon(node)
 
     def _remove_soon(self, node: str) -> None:
-        """As soon as it is known whether the pod is there; a second order takes the place of the first."""
+        """Delete a machine's pod, once it is known whether it exists; a second call replaces the first."""
         machine = self._machines[node]
         if machine.work is not None:
             if machine.work.get_name().startswith("create"):
-                return  # which sees to it
+                return  # that task removes it at its end
             machine.work.cancel()
         machine.work = asyncio.create_task(self._remove(node, machine), name=f"delete {machine.pod}")
 
@@ -246,7 +246,7 @@ class KubernetesProvider(BookedProvider):
             self._gone(node, machine.words)
 
     async def _delete(self, pod: str, grace_s: int) -> bool:
-        """Ask until it is to go; whether it was there. A right that was taken away may come back."""
+        """Repeat the deletion until it is accepted; False if the pod was not there. Missing rights may come back."""
         patience, refused = self._patience(pod), False
         while True:
             try:
@@ -263,7 +263,7 @@ class KubernetesProvider(BookedProvider):
             await patience.again()
 
     def _clean(self, pod: str) -> None:
-        """Delete a pod whose end has been told, or that is nobody's."""
+        """Delete a pod whose machine's end has been reported, or that belongs to no machine."""
 
         async def clean() -> None:
             try:
@@ -281,7 +281,7 @@ class KubernetesProvider(BookedProvider):
     # ------------------------------------------------------------ what the cluster shows
 
     async def _follow(self) -> None:
-        """List and watch. Pauses grow until a watch has lasted, so a server that breaks each of them is not crowded."""
+        """List and watch in turn, with growing pauses until a watch lasts, to spare a server that breaks them."""
         patience = self._patience("watch")
         while True:
             listed = False
@@ -298,7 +298,7 @@ class KubernetesProvider(BookedProvider):
                     self._say_away(f"pods cannot be seen any more: {error}")
                 elif error.code != GONE:
                     self.on_news(_CLUSTER, f"pods cannot be watched, and are listed instead: {error}")
-            except ApiAway as error:  # proxies, too, break watches: what is said of the server is said of lists
+            except ApiAway as error:  # a proxy may break a watch: only a failed list means that the server is away
                 if not listed:
                     self._say_away(f"its API server does not answer; what runs goes on ({error})")
             except Exception as error:  # noqa: BLE001 (else nothing would be seen any more)
@@ -317,7 +317,7 @@ class KubernetesProvider(BookedProvider):
             self._look(pod, is_gone=False)
         for name, life in lives.items():
             if name not in self._node_of and (not self._lives or life == self._owner.life):
-                self._clean(name)  # a former life's; or its end has been told
+                self._clean(name)  # of a former life, or its end has been reported
         for node in made:
             if (machine := self._machines.get(node)) is not None and machine.pod not in lives:
                 self._gone(node, machine.words or DELETED, taken=True)
@@ -333,7 +333,7 @@ class KubernetesProvider(BookedProvider):
         reading = read(pod)
         node = self._node_of.get(reading.name)
         if node is None:
-            return  # of a former life, or its end has been told
+            return  # of a former life, or its end has been reported
         machine = self._machines[node]
         machine.made = True
         if reading.ended or is_gone:
@@ -357,7 +357,7 @@ class KubernetesProvider(BookedProvider):
             self.on_news(node, reading.words)
 
     def _expect_end(self, node: str, machine: _Machine, leaves_s: float) -> None:
-        """The cluster has told it to go. A kubelet that is lost cannot say that it has gone."""
+        """The cluster has told a pod to end: give it up in time, as a lost kubelet would never report the end."""
         if machine.overdue is None:
             late_s = leaves_s + self._limits.cluster_end_s
             machine.overdue = asyncio.get_running_loop().call_later(late_s, self._give_up, node, machine.words)
@@ -388,7 +388,7 @@ class KubernetesProvider(BookedProvider):
         self._ended(node, "taken" if taken else "failed", words)
 
     def _lost(self, why: str) -> None:
-        """Another head owns the pods: nothing is started any more."""
+        """Another head owns the pods now: start no more machines."""
         self._refused = why
         self.on_news(_CLUSTER, why)
 

@@ -93,7 +93,7 @@ async def test_a_key_that_nobody_allowed_gets_no_answer_and_is_told_why(
 async def test_a_client_without_keys_gets_no_answer(server: ControlServer) -> None:
     bare = here(server).partition("?")[0]
     async with ControlClient(bare) as client:
-        with pytest.raises(errors.Unreachable, match="it has keys and this client none"):
+        with pytest.raises(errors.Unreachable, match="only one of server and client has keys"):
             await client.call("jobs", timeout_s=20)
     with pytest.raises(ValueError, match="wants keys"):
         async with ControlClient(here(server)):

@@ -380,7 +380,7 @@ async def test_on_loopback_this_users_own_keys_open_the_socket_without_being_nam
             assert await client.call("jobs")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of_another_user"))
     async with ControlClient(address, limits=LIMITS) as client:
-        with pytest.raises(errors.Unreachable, match="it has keys and this client none"):
+        with pytest.raises(errors.Unreachable, match="only one of server and client has keys"):
             await client.call("jobs", timeout_s=5)
     await server.stop()
 

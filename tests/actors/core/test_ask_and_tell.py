@@ -151,6 +151,7 @@ async def test_a_declared_error_is_the_answer_and_the_actor_lives_on(pair: Pair)
     with pytest.raises(RemoteError) as caught:
         await ref.ask(Fail(declared=True), Done)
     assert (caught.value.error_type, caught.value.declared) == ("NoSuchPrompt", True)
+    assert isinstance(caught.value.raised, NoSuchPrompt) and str(caught.value.raised) == caught.value.detail
     assert (await ref.ask(Get(), Total)).total == 0
 
 
@@ -159,7 +160,7 @@ async def test_a_bug_is_told_to_the_asker_and_crashes_the_actor(pair: Pair) -> N
     with pytest.raises(RemoteError) as caught:
         await ref.ask(Fail(declared=False), Done)
     assert (caught.value.error_type, caught.value.declared) == ("ValueError", False)
-    assert caught.value.detail == "a bug"
+    assert caught.value.detail == "a bug" and caught.value.raised is None
     ended = await pair[1].wait_stopped("counter", timeout_s=5)
     assert ended.reason == "crashed" and isinstance(ended.error, ValueError)
     with pytest.raises(Refused) as refused:

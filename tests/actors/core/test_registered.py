@@ -1,4 +1,4 @@
-"""A service stays findable when its hub is restarted."""
+"""A service stays findable when its scheduler is restarted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Taken(Message):
     pass
 
 
-class Hub(Actor):
+class Scheduler(Actor):
     """Knows only those who came to this life of it."""
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class Hub(Actor):
 
 
 class Service(RegisteredActor):
-    def __init__(self, hub: ActorAddress) -> None:
-        self._at = hub
+    def __init__(self, scheduler: ActorAddress) -> None:
+        self._at = scheduler
         self.times = 0
 
     async def on_start(self) -> None:
@@ -50,8 +50,8 @@ class Service(RegisteredActor):
         self.times += 1
 
 
-def test_a_restarted_hub_hears_of_its_services_again() -> None:
-    """The hub dies and stays away for a while; its next life, at the same address, is told without asking."""
+def test_a_restarted_scheduler_hears_of_its_services_again() -> None:
+    """The scheduler dies and stays away for a while; its next life, at the same address, is told without asking."""
 
     async def scenario() -> None:
         network = MemoryNetwork()
@@ -59,13 +59,13 @@ def test_a_restarted_hub_hears_of_its_services_again() -> None:
         far = ActorSystem(MemoryTransport(network, PeerId("far", 2)))
         await near.start()
         await far.start()
-        first = await near.spawn("hub", Hub())
+        first = await near.spawn("scheduler", Scheduler())
         service = Service(first.address)
         await far.spawn("service", service)
-        await near.stop_actor("hub")
-        sleeper = Hub()
+        await near.stop_actor("scheduler")
+        sleeper = Scheduler()
         await asyncio.sleep(5.0)  # virtual: the service asks in vain meanwhile
-        await near.spawn("hub", sleeper)
+        await near.spawn("scheduler", sleeper)
         await asyncio.sleep(20.0)
         assert sleeper.known == ["service"]
         assert service.times == 2
@@ -75,27 +75,27 @@ def test_a_restarted_hub_hears_of_its_services_again() -> None:
     run_simulated(scenario(), seed=1)
 
 
-def test_a_service_that_starts_while_its_hub_is_restarted_waits_for_it() -> None:
+def test_a_service_that_starts_while_its_scheduler_is_restarted_waits_for_it() -> None:
     async def scenario() -> None:
         network = MemoryNetwork()
         near = ActorSystem(MemoryTransport(network, PeerId("near", 1)))
         far = ActorSystem(MemoryTransport(network, PeerId("far", 2)))
         await near.start()
         await far.start()
-        starting = asyncio.create_task(far.spawn("service", Service(near.address("hub"))))
+        starting = asyncio.create_task(far.spawn("service", Service(near.address("scheduler"))))
         await asyncio.sleep(5.0)
         assert not starting.done()
-        hub = Hub()
-        await near.spawn("hub", hub)
+        scheduler = Scheduler()
+        await near.spawn("scheduler", scheduler)
         await starting
-        assert hub.known == ["service"]
+        assert scheduler.known == ["service"]
         await far.stop()
         await near.stop()
 
     run_simulated(scenario(), seed=1)
 
 
-def test_a_service_whose_hub_never_comes_does_not_start() -> None:
+def test_a_service_whose_scheduler_never_comes_does_not_start() -> None:
     async def scenario() -> None:
         network = MemoryNetwork()
         near = ActorSystem(MemoryTransport(network, PeerId("near", 1)))
@@ -103,7 +103,7 @@ def test_a_service_whose_hub_never_comes_does_not_start() -> None:
         await near.start()
         await far.start()
         with pytest.raises(StartFailed, match="service did not start"):
-            await far.spawn("service", Service(near.address("hub")))
+            await far.spawn("service", Service(near.address("scheduler")))
         assert 30 <= asyncio.get_running_loop().time() < 60
         await far.stop()
         await near.stop()
@@ -111,8 +111,8 @@ def test_a_service_whose_hub_never_comes_does_not_start() -> None:
     run_simulated(scenario(), seed=1)
 
 
-def test_a_hub_whose_process_was_replaced_is_found_at_its_endpoint() -> None:
-    """The hub's process is killed; the next one has its name and endpoint, and an incarnation of its own."""
+def test_a_scheduler_whose_process_was_replaced_is_found_at_its_endpoint() -> None:
+    """The scheduler's process is killed; the next one has its name and endpoint, and an incarnation of its own."""
 
     async def scenario() -> None:
         network = MemoryNetwork()
@@ -120,25 +120,25 @@ def test_a_hub_whose_process_was_replaced_is_found_at_its_endpoint() -> None:
         near, far = ActorSystem(links), ActorSystem(MemoryTransport(network, PeerId("far", 2)))
         await near.start()
         await far.start()
-        first = await near.spawn("hub", Hub())
+        first = await near.spawn("scheduler", Scheduler())
         service = Service(first.address)
         await far.spawn("service", service)
         links.abort()
         await asyncio.sleep(5.0)
         next_life = ActorSystem(MemoryTransport(network, PeerId("near", 3)))
         await next_life.start()
-        hub = Hub()
-        at = await next_life.spawn("hub", hub)
+        scheduler = Scheduler()
+        at = await next_life.spawn("scheduler", scheduler)
         await asyncio.sleep(20.0)
-        assert hub.known == ["service"]
-        assert service.hub.address == at.address != first.address
+        assert scheduler.known == ["service"]
+        assert service.scheduler.address == at.address != first.address
         await far.stop()
         await next_life.stop()
 
     run_simulated(scenario(), seed=1)
 
 
-def test_a_service_does_not_take_a_stranger_for_its_hub_and_stops_after_the_grace() -> None:
+def test_a_service_does_not_take_a_stranger_for_its_scheduler_and_stops_after_the_grace() -> None:
     """Somebody else listens at the endpoint now: whoever has another name is no successor."""
 
     async def scenario() -> None:
@@ -147,15 +147,15 @@ def test_a_service_does_not_take_a_stranger_for_its_hub_and_stops_after_the_grac
         near, far = ActorSystem(links), ActorSystem(MemoryTransport(network, PeerId("far", 2)))
         await near.start()
         await far.start()
-        first = await near.spawn("hub", Hub())
+        first = await near.spawn("scheduler", Scheduler())
         await far.spawn("service", Service(first.address))
         links.abort()
         stranger = ActorSystem(MemoryTransport(network, PeerId("stranger", 3), listen="memory://near"))
         await stranger.start()
-        hub = Hub()
-        await stranger.spawn("hub", hub)
+        scheduler = Scheduler()
+        await stranger.spawn("scheduler", scheduler)
         ended = await far.wait_stopped("service", timeout_s=60.0)
-        assert (ended.reason, hub.known) == ("orphaned", [])
+        assert (ended.reason, scheduler.known) == ("orphaned", [])
         await far.stop()
         await stranger.stop()
 

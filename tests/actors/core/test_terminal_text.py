@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from actors.core.terminal_text import harmless, shares, shortened
-from supervisors.cli.live_view import ProgressView
-from supervisors.cli.tables import line, print_result
+from supervisors.cli.looking.tables import line, print_result
+from supervisors.cli.running.live_view import ProgressView
 
 ATTACKS = ["\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "\r", "\x08", "\u202etxt", "\x00", "\x7f"]
 

@@ -134,6 +134,12 @@ def test_tables_are_read_from_files_and_directories_with_their_types(forms: dict
     assert row.digest == open_source(data_of(forms[form]), 0).row(1).digest
 
 
+def test_a_table_is_read_whatever_letters_its_path_has(forms: dict[str, Path]) -> None:
+    odd = forms["parquet"].parent / "a#b?c%41d[1]*"
+    odd.mkdir()
+    assert len(open_source(data_of(forms["parquet"].rename(odd / "rows.parquet")), 0)) == 3
+
+
 def test_splits_without_train_are_named(forms: dict[str, Path]) -> None:
     with pytest.raises(SourceUnreadable, match=r"dev, test.*none of them is train"):
         open_source(data_of(forms["saved"].parent / "no_train"), 0)

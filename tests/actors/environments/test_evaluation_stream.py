@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from actors.environments.errors import SourceUnreadable
-from actors.environments.prompts.evaluation_stream import EvaluationStream
-from actors.environments.prompts.overlap import Overlap
+from actors.environments.prompts.evaluation_stream import EvaluationStream, Overlap
 from actors.environments.prompts.sources import open_all_sources
 from actors.environments.scoring.examples import Examples, source_of
 from configs.schema import JobConfig
-from supervisors.jobs.tiny_model import make_tiny_model
+from supervisors.preparation.tiny_model import make_tiny_model
 from tests.smallest_job import smallest_job
 
 

@@ -17,9 +17,10 @@ import msgpack
 import pytest
 
 from actors.environments.errors import RewardRefused
-from actors.environments.scoring.batches import Asked, Found
+from actors.environments.scoring.batches import Asked
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.http_scorer import HttpScorer
+from actors.environments.scoring.scorer_frames import ScorerVerdict
 from actors.environments.scoring.scorer_pool import ScorerPool
 from configs.schema import JobConfig
 from tests.chat_tokenizer import save_tokenizer
@@ -38,7 +39,7 @@ def scorer_of(job: JobConfig) -> closing[HttpScorer]:
     return closing(HttpScorer(job, "reward", job.reward, ""))
 
 
-def ask(job: JobConfig, *responses: str) -> list[Found]:
+def ask(job: JobConfig, *responses: str) -> list[ScorerVerdict]:
     asked = [Asked(text, Example("2+2", "4", 0, {}), job.data) for text in responses]
     with scorer_of(job) as scorer:
         return scorer.score(asked, lambda: None)
@@ -92,7 +93,7 @@ def test_a_server_that_is_not_well_is_asked_again(status: int) -> None:
     replies = iter([(status, b"later"), (status, b"later"), rewards(0.25)])
     with scorer_server(lambda _: next(replies)) as server:
         found = ask(job_at(server.url), "4")
-    assert found == [Found(0.25)]
+    assert found == [ScorerVerdict(0.25)]
     assert len(server.questions) == 3
 
 
@@ -106,7 +107,7 @@ def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(asked_s:
         began_s = time.monotonic()
         found = ask(job_at(server.url), "4")
         took_s = time.monotonic() - began_s
-    assert found == [Found(0.5)]
+    assert found == [ScorerVerdict(0.5)]
     assert took_s >= 0.9 if said in ("1", in_a_second) else took_s < 0.9
 
 

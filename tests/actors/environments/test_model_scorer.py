@@ -9,12 +9,14 @@ import msgpack
 import pytest
 
 from actors.environments.errors import RewardRefused
-from actors.environments.scoring.batches import Asked, Found
+from actors.environments.scoring.batches import Asked
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.model_scorer import ModelScorer
+from actors.environments.scoring.scorer_frames import ScorerVerdict
 from actors.environments.scoring.scorer_pool import ScorerPool
 from configs.checks.checks import check_job
 from configs.schema import JobConfig
+from tests.chat_tokenizer import VOCABULARY, save_tokenizer
 from tests.reward_model import TAKES_TOKENS, save_reward_model
 from tests.smallest_job import smallest_job
 
@@ -27,12 +29,12 @@ def asked(job: JobConfig, *responses: str, prompt: Any = "2+2") -> list[Asked]:
     return [Asked(text, Example(prompt, "4", 0, {}), job.data) for text in responses]
 
 
-def score(job: JobConfig, *responses: str, prompt: Any = "2+2") -> list[Found]:
+def score(job: JobConfig, *responses: str, prompt: Any = "2+2") -> list[ScorerVerdict]:
     return ModelScorer("reward", job.reward).score(asked(job, *responses, prompt=prompt), lambda: None)
 
 
-def by_hand(path: str, text: str) -> float:
-    """What the model says of one text that has its special tokens already."""
+def by_hand(path: str, text: str, most: int = TAKES_TOKENS) -> float:
+    """What the model says of the last ``most`` tokens of one text that has its special tokens already."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -40,7 +42,7 @@ def by_hand(path: str, text: str) -> float:
     ids = auto.from_pretrained(path)(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     model: Any = AutoModelForSequenceClassification.from_pretrained(path)
     with torch.inference_mode():
-        return float(model(input_ids=ids[:, -TAKES_TOKENS:]).logits[0, 0])
+        return float(model(input_ids=ids[:, -most:]).logits[0, 0])
 
 
 def chat(*turns: tuple[str, str]) -> str:
@@ -100,7 +102,6 @@ def test_what_is_too_long_loses_its_beginning_and_says_so(tmp_path: Path) -> Non
     [
         ({"labels": 3}, "it has 3 labels, and a reward model has one"),
         ({"head": False}, "its weights lack score.weight, which would be drawn at random"),
-        ({"pad_token": None, "eos_token": None}, "neither a pad token nor an end token"),
     ],
 )
 def test_what_is_no_reward_model_is_refused(tmp_path: Path, how: dict[str, Any], words: str) -> None:
@@ -108,10 +109,69 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path, how: dict[str, Any],
         ModelScorer("reward", job_with(save_reward_model(tmp_path, **how)).reward)
 
 
-def test_an_end_token_stands_for_a_pad_token_that_is_missing(tmp_path: Path) -> None:
-    path = save_reward_model(tmp_path, pad_token=None)
-    want = by_hand(path, chat(("user", "2+2"), ("assistant", "4")))
-    assert score(job_with(path), "4", "longer than that")[0].reward == pytest.approx(want, abs=1e-4)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 8},
+    "gemma2": {"head_dim": 8, "sliding_window": 8},
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": TAKES_TOKENS},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 16, "word_embed_proj_dim": 16},
+    "bloom": {"n_layer": 1, "n_head": 2},
+    "bert": {},
+    "roberta": {"max_position_embeddings": TAKES_TOKENS + 1},
+    "deberta-v2": {},
+    "xlnet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
+    "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
+}  # fmt: skip
+"""Families of models that classify, each of which finds its reward, and ignores padding, in a way of its own."""
+NEED_PADDING = ("bert", "roberta", "deberta-v2", "xlnet", "bart", "opt")
+"""Families that cannot be built without a pad token."""
+
+
+def save_family(path: Path, family: str, pad: int | None, **tokenizer: Any) -> str:
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": TAKES_TOKENS, "initializer_range": 0.5}
+    sizes = {"initializer_range": 0.5, "init_std": 0.5} if "n_layer" in FAMILIES[family] else sizes
+    ids = {"pad_token_id": pad, "eos_token_id": 1, "bos_token_id": 3, "decoder_start_token_id": 1}
+    config: Any = AutoConfig.for_model(family, vocab_size=VOCABULARY, num_labels=1, **(sizes | ids | FAMILIES[family]))
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
+    save_tokenizer(path, None, model_max_length=10_000, **tokenizer)
+    return str(path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_what_transformers_says_of_each_text_alone(tmp_path: Path, family: str) -> None:
+    """For each family, padding side, and pad token: one of its own, the end token, none, and one beyond the
+    embedding. Texts end with the pad or the end token, or hold them; the longest take all positions. Bloom's and
+    XLNet's have no last position, RoBERTa's begin after that of padding.
+    """
+    texts = ["4", "four<end>", "a" * 30, "b<end>c<end>", "<end><end>", "no<pad>", "<pad><pad>", "d" * 300]
+    for pad, named, side in (
+        (0, "<pad>", "left"),
+        (1, "<end>", "right"),
+        (None, None, "left"),
+        (None, "[more]", "left"),
+    ):
+        known = 0 if pad is None and family in NEED_PADDING else pad
+        path = save_family(tmp_path / f"{pad}{named}", family, known, pad_token=named, padding_side=side)
+        kept = [text for text in texts if family != "bart" or "<end>" in text]  # it reads the reward at an end token
+        found = score(job_with(path, batch_tokens=10_000), *kept)
+        takes = {"bloom": 1000, "xlnet": 1000, "roberta": TAKES_TOKENS - (known or 0)}.get(family, TAKES_TOKENS)
+        want = [by_hand(path, "2+2" + text, takes) for text in kept]
+        assert [one.reward for one in found] == pytest.approx(want, abs=1e-4), (pad, named, side)
+
+
+def test_a_token_beyond_the_embedding_costs_the_response_that_has_it_and_is_named(tmp_path: Path) -> None:
+    path = save_reward_model(tmp_path, template=None, pad_token="[more]")
+    right, wrong = score(job_with(path), "=4", "=[more]")
+    assert right.reward == pytest.approx(by_hand(path, "2+2=4"), abs=1e-4)
+    assert wrong.reward is None and "its token '[more]', its pad token, has id" in wrong.reason
+    assert f"beyond the model's vocabulary of {VOCABULARY}" in wrong.reason
 
 
 def test_before_anything_is_loaded_its_files_are_looked_at(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
-from actors.environments.worker import RewardWorker
+from actors.environments.scoring.reward_worker import RewardWorker
+from actors.environments.scoring.scorer_frames import ScorerVerdict
 from actors.protocol.failures import Acknowledged
 from actors.protocol.job_news import Trouble
 from actors.protocol.metrics import Samples, ShownSample, ShownTurn
-from actors.protocol.rewards import SampleToShow, ShowSamples
+from actors.protocol.rewards import PromptResponses, Response, SampleToShow, Score, Scored, ShowSamples
 from actors.protocol.services import RegisterService
 from actors.protocol.tokens import FinishReason
 from actors.roles import RoleArgs
@@ -46,7 +47,9 @@ class Hearer(Actor):
 
 
 class Pool:
-    """Starts with a warning."""
+    """Starts with a warning. Every response gets the next of ``verdicts``."""
+
+    verdicts: tuple[ScorerVerdict, ...] = ()
 
     warnings = ("the verifier returned None",)
 
@@ -55,6 +58,9 @@ class Pool:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+    async def score(self, items: list[tuple[str, bytes]]) -> list[ScorerVerdict]:
+        return list(self.verdicts[: len(items)])
 
     async def answers(self, contexts: list[bytes]) -> list[str]:
         return ["42" for _ in contexts]
@@ -95,6 +101,23 @@ async def test_what_the_trial_found_is_told_on(played: Any) -> None:
     assert trouble.kind == "reward_trial" and trouble.text == "before the first step: the verifier returned None"
 
 
+async def test_a_reward_beyond_the_limit_is_no_verdict(played: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of two such rewards is infinite, and a group's mean no number."""
+    hearer, worker = played
+    await until_heard(hearer)
+    given = [ScorerVerdict(-1e308, ""), ScorerVerdict(1e9, ""), ScorerVerdict(0.5, "", (1e308, 0.5))]
+    monkeypatch.setattr(Pool, "verdicts", tuple(given))
+    responses = [Response(i, np.zeros(1, np.int32), int(FinishReason.STOP)) for i in range(3)]
+    scored = await worker.ask(Score("j", 0, [PromptResponses(5, b"", responses)]), Scored, timeout_s=5)
+    assert [verdict.reward for verdict in scored.verdicts] == [None, 1e9, None]
+    assert scored.verdicts[0].failure_kind == "no_result"
+    assert scored.verdicts[0].failure_message == (
+        "the scorer returned the reward -1e+308, which is beyond reward.limit 1e+09: scale rewards down, or raise the "
+        "limit"
+    )
+    assert "the reward 1e+308" in scored.verdicts[2].failure_message
+
+
 async def test_samples_are_decoded_for_people_turn_by_turn(played: Any) -> None:
     hearer, worker = played
     await until_heard(hearer)
@@ -109,8 +132,8 @@ async def test_samples_are_decoded_for_people_turn_by_turn(played: Any) -> None:
     assert hearer.samples[0].step == 9
     assert hearer.samples[0].rows == [
         ShownSample(
-            step=9, chosen="best", prompt=5, sibling=2, source="", row=7, reward=0.5, reward_parts={}, finish="cut",
-            tokens=3, versions=[6, 7], reason="", prompt_text="ab", answer="42",
+            step=9, chosen="best", prompt=5, sibling=2, source="", row=7, reward=0.5, reward_parts={},
+            finish="max_tokens", tokens=3, versions=[6, 7], reason="", prompt_text="ab", answer="42",
             turns=[ShownTurn("model", "cd", 2), ShownTurn("environment", "e", 1), ShownTurn("model", "f", 1)],
         )
     ]  # fmt: skip

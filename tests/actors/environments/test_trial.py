@@ -135,7 +135,7 @@ def test_an_error_of_a_library_is_located_where_the_users_code_called_it(
     scorer = make_scorer(smallest_job(reward={"kind": "function", "function": "in_library:score"}))
     with pytest.raises(json.JSONDecodeError) as error:
         scorer("", Example("p", "4", 0, {}))
-    from actors.environments.scoring.user_code import described
+    from actors.host.user_code import described
 
     assert described(error.value).endswith("(in_library.py:5)")
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from actors.environments.scoring.scorer_pool import PoolVerdict
-from actors.environments.worker import _verdict
+from actors.environments.scoring.reward_worker import _verdict
+from actors.environments.scoring.scorer_frames import ScorerVerdict
 from actors.protocol.failures import FailureKind
 
 
 def test_a_response_without_a_result_has_a_typed_failure_and_no_reward() -> None:
-    verdict = _verdict(7, 2, PoolVerdict(None, "no answer within 1 s"))
+    verdict = _verdict(7, 2, ScorerVerdict(None, "no answer within 1 s"), 1e9)
     assert (verdict.prompt, verdict.sibling, verdict.reward) == (7, 2, None)
     assert (verdict.failure_kind, verdict.failure_message) == (FailureKind.NO_RESULT, "no answer within 1 s")
 
 
 def test_a_reward_of_0_is_a_reward() -> None:
-    verdict = _verdict(7, 2, PoolVerdict(0.0))
+    verdict = _verdict(7, 2, ScorerVerdict(0.0), 1e9)
     assert verdict.reward == 0.0
     assert not verdict.failure_kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from actors.protocol.workers import Draining
-from tests.actors.fleet.test_balancing import Batching, add_worker, play, start
+from tests.actors.fleet.modes.test_balanced import Batching, add_worker, play, start
 from tests.actors.scheduler_world import World
 from transport.transport import SendOutcome
 

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from actors.core.message import Message
-from actors.fleet.dispatch import Dispatcher
 from actors.fleet.workers import WorkerTable
 from actors.ledger import events as ev
-from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger
+from actors.ledger.ledger_writer import LedgerWriter
 from actors.ledger.memory_journal import MemoryJournal
 from actors.protocol.work import Assign, SamplingParams
 from actors.protocol.workers import RegisterWorker
-from configs.limits import DEFAULT_LIMITS
+from tests.actors.fleet.bare_scope import bare_scope, dispatcher
 from transport.address import ActorAddress, PeerId
 from transport.transport import SendOutcome
 
@@ -27,15 +26,15 @@ class Round:
     def __init__(self, *, deaf: str, steps: int = 1, prompts: int = 6) -> None:
         self.deaf = deaf
         self.ledger, self.journal = Ledger(), MemoryJournal(JOB)
-        self.journaled, self.workers = JournaledLedger(self.ledger, self.journal), WorkerTable()
-        self.journaled.apply(ev.Opened(1))
+        self.ledger_writer, self.workers = LedgerWriter(self.ledger, self.journal), WorkerTable()
+        self.ledger_writer.apply(ev.Opened(1))
         for name in ("a", "b", "c"):
             address = ActorAddress(name, PeerId(f"n.{name}", 1), f"memory://{name}")
             offer = RegisterWorker(job=JOB, worker=address, node="n", engine="simulated", slots=SLOTS, policy_version=0)
             self.workers.add(offer, 0.0)
         for step in range(steps):
             first = step * prompts
-            self.journaled.apply(
+            self.ledger_writer.apply(
                 ev.BatchIssued(
                     step=step, group_size=GROUP, sampling=SamplingParams(max_tokens=8),
                     prompts=np.arange(first, first + prompts), prompt_lengths=np.full(prompts, 1, np.int32),
@@ -44,7 +43,7 @@ class Round:
             )  # fmt: skip
         self.told: dict[str, list[tuple[int, int, int]]] = {}
         """Worker → (assignment, prompt, sibling) of what it was told."""
-        self.handed_out = Dispatcher(JOB, self.journaled, self.workers, 1, DEFAULT_LIMITS, self._tell).assign(0.0)
+        self.handed_out = dispatcher(bare_scope(self.ledger_writer, self.workers, self._tell)).assign(0.0)
 
     def _tell(self, worker: ActorAddress, message: Message) -> SendOutcome:
         assert isinstance(message, Assign)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from actors.core.message import Message
-from actors.fleet.dispatch import Dispatcher
 from actors.fleet.workers import WorkerTable
-from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger
+from actors.ledger.ledger_writer import LedgerWriter
 from actors.ledger.memory_journal import MemoryJournal
 from actors.protocol.work import Assign, PromptWork
 from actors.protocol.workers import RegisterWorker
-from configs.limits import DEFAULT_LIMITS
+from tests.actors.fleet.bare_scope import bare_scope, dispatcher
 from tests.actors.ledger import episode_events as ee
 from transport.address import ActorAddress, PeerId
 from transport.transport import SendOutcome
@@ -31,7 +30,7 @@ def handed_out(ledger: Ledger, versions: dict[str, int]) -> dict[str, list[Promp
         told.setdefault(worker.name, []).extend(message.work)
         return SendOutcome.QUEUED
 
-    Dispatcher("j", JournaledLedger(ledger, MemoryJournal("j")), workers, 1, DEFAULT_LIMITS, tell).assign(0.0)
+    dispatcher(bare_scope(LedgerWriter(ledger, MemoryJournal("j")), workers, tell)).assign(0.0)
     return told
 
 

@@ -33,13 +33,13 @@ def delivered(tokens: int, sequence: int = 0) -> Delivery:
 def inflow(entry_tokens: int) -> Inflow:
     limits = DEFAULT_LIMITS.model_copy(update={"entry_tokens": entry_tokens})
     scope = SimpleNamespace(ctx=SimpleNamespace(limits=limits))
-    return Inflow(cast(Any, scope), cast(Any, None))
+    return Inflow(cast(Any, scope), *cast(Any, (None, None, None)))
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 64))
 def test_turns_keep_the_order_and_hold_few_tokens_before_their_last_report(sizes: list[int], entry_tokens: int) -> None:
     batch = [delivered(tokens) for tokens in sizes]
-    turns = list(inflow(entry_tokens).turns(batch))
+    turns = list(inflow(entry_tokens).portions(batch))
     assert [delivery for turn in turns for delivery in turn] == batch
 
     def weight(turn: list[Delivery]) -> int:

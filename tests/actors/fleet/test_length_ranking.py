@@ -10,11 +10,11 @@ import pytest
 
 from actors.core.actor import Actor, handles
 from actors.fleet.length_ranking import LengthRanking
-from actors.fleet.long_lanes import LongLanes, choose
-from actors.policies.assign import decide
-from actors.policies.dispatch_long import Past
-from actors.policies.latency_table import LatencyMeter, LatencyTable, StepShape
-from actors.policies.view import AssignView, GroupView, WorkerView
+from actors.fleet.modes.long_lanes import LongLanes, choose
+from actors.policies.assigning.assign import decide
+from actors.policies.assigning.dispatch_long import Past
+from actors.policies.assigning.latency_table import LatencyMeter, LatencyTable, StepShape
+from actors.policies.assigning.view import AssignView, GroupView, WorkerView
 from actors.protocol.failures import Acknowledged
 from actors.protocol.lengths import LengthScores, ObserveLengths, ScorePrompts
 from actors.protocol.services import RegisterService

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.fleet.loads import Loads
+from actors.fleet.workers import Loads
 from actors.protocol.workers import WorkerVersion
 
 

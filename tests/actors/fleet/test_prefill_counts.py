@@ -13,8 +13,10 @@ from actors.scheduler.meter import StepMeter
 from transport.address import ActorAddress, PeerId
 
 
-def said(prefilled: int, hits: int = 0) -> EngineStats:
-    return EngineStats(prefilled_tokens_total=prefilled, prefix_hit_tokens_total=hits)
+def said(prefilled: int, hits: int = 0, preempted: int = 0) -> EngineStats:
+    return EngineStats(
+        prefilled_tokens_total=prefilled, prefix_hit_tokens_total=hits, preemptions_total=preempted
+    )  # fmt: skip
 
 
 def register(table: WorkerTable, life: int = 1, *, again: bool = False) -> Worker:
@@ -27,10 +29,10 @@ def test_a_new_worker_counts_from_its_first_token_and_each_call_takes_what_is_ne
     table = WorkerTable()
     worker = register(table)
     table.heard(worker, said(100, 30), 1.0)
-    table.heard(worker, said(150, 90), 2.0)
-    assert table.take_prefills() == {"prefilled_tokens": 150, "prefix_hit_tokens": 90}
-    table.heard(worker, said(155, 90), 3.0)
-    assert table.take_prefills() == {"prefilled_tokens": 5, "prefix_hit_tokens": 0}
+    table.heard(worker, said(150, 90, 3), 2.0)
+    assert table.take_prefills() == {"prefilled_tokens": 150, "prefix_hit_tokens": 90, "preemptions": 3}
+    table.heard(worker, said(155, 90, 3), 3.0)
+    assert table.take_prefills() == {"prefilled_tokens": 5, "prefix_hit_tokens": 0, "preemptions": 0}
 
 
 def test_one_that_is_back_goes_on_counting_where_it_was() -> None:
@@ -60,9 +62,12 @@ def test_a_step_has_what_was_prefilled_until_it_was_cut_and_the_least_that_there
     lengths, ids = np.array([3, 3], np.int32), np.array([7, 7, 8, 7, 7, 9], np.int32)
     ledger.apply(ev.BatchIssued(0, 1, SamplingParams(max_tokens=4), np.arange(2), lengths, ids, [b"", b""]))
     meter, worker = StepMeter(ledger, table, 0.0), register(table)
-    table.heard(worker, said(4, 2), 1.0)
+    table.heard(worker, said(4, 2, 1), 1.0)
     meter.cut()
-    table.heard(worker, said(10, 2), 2.0)
+    table.heard(worker, said(10, 2, 1), 2.0)
     row = meter.take(ledger.batches[0], 1, {}, 3.0)
     assert (row["prefilled_tokens"], row["prefix_hit_tokens"], row["distinct_prefix_tokens"]) == (4, 2, 4)
-    assert table.take_prefills() == {"prefilled_tokens": 6, "prefix_hit_tokens": 0}, "of the next step"
+    assert row["preemptions"] == 1
+    assert table.take_prefills() == {"prefilled_tokens": 6, "prefix_hit_tokens": 0, "preemptions": 0}, (
+        "of the next step"
+    )

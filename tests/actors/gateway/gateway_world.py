@@ -17,7 +17,6 @@ import openai
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.system import ActorSystem
 from actors.gateway.service import Gateway
-from actors.ledger.errors import NotAccepted
 from actors.protocol.episodes import (
     CutTurn,
     EpisodeEnded,
@@ -30,7 +29,7 @@ from actors.protocol.episodes import (
     TakeTurn,
     TurnTaken,
 )
-from actors.protocol.failures import Acknowledged
+from actors.protocol.failures import Acknowledged, EndedBefore, NotAccepted
 from actors.protocol.job_news import Trouble
 from actors.protocol.services import RegisterService
 from actors.protocol.session_keys import SessionKeys, admin_key
@@ -90,7 +89,7 @@ class FakeScheduler(Actor):
         self.rows, self.speak = rows, speak
         self.turn_s = 0.0
         self.asked: list[Any] = []
-        self.discarded = 0
+        self.discarded = self.moves = 0
         self.troubles: list[Trouble] = []
         self.lease: EpisodeLeased = EpisodeLeased(work=None, retry_after_s=7.0)
         self.leases, self.lease_s = 0, 0.0
@@ -100,6 +99,7 @@ class FakeScheduler(Actor):
     @handles(RegisterService)
     async def register(self, message: RegisterService) -> Acknowledged:
         assert message.role == "gateway"
+        self.moves += message.moved
         return Acknowledged()
 
     @handles(Trouble)
@@ -201,6 +201,8 @@ class FakeScheduler(Actor):
         row, status = self._row(message.episode)
         if row is None and status != "ended":
             raise NotAccepted(status)
+        if row is None and self.ended[-1].reward != message.reward:
+            raise EndedBefore("another reward")
         if row is not None:
             row.ended = True
             self.ended.append(message)

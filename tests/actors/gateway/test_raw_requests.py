@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 from pathlib import Path
@@ -15,9 +16,10 @@ import pytest
 from actors.protocol.episodes import EpisodeName
 from actors.protocol.session_keys import SessionKeys, admin_key
 from configs.limits import Limits
-from tests.actors.gateway.bpe_tokenizer import VOCABULARY
+from tests.actors.gateway.bpe_tokenizer import CHATML, VOCABULARY
 from tests.actors.gateway.gateway_world import END_ID, NAME, TOKENIZER, World, babble, gateway_world, script, work
 
+OTHER_FORM = CHATML.replace("<tool_call>", "[TOOL_CALLS]").replace("</tool_call>", "")
 USER = {"role": "user", "content": "What is the prostering json?"}
 
 
@@ -31,7 +33,7 @@ class Agent:
         """Status, body and headers of the answer."""
         sent = {"Authorization": f"Bearer {self.world.key() if key is None else key}"} | (headers or {})
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.session.post(self.world.root + path, data=data, headers=sent) as answer:
+        async with self.session.post(self.world.root + path, data=io.BytesIO(data), headers=sent) as answer:
             text = await answer.read()
             return answer.status, json.loads(text), answer.headers
 
@@ -213,6 +215,22 @@ def test_stop_tokens_that_are_not_the_jobs_are_ignored_and_named(tmp_path: Path)
     in_world(tmp_path, scenario)
 
 
+TOOL = {"type": "function", "function": {"name": "shell", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(("template", "told"), [(CHATML, []), (OTHER_FORM, ["gateway_tools"])])
+def test_tools_for_a_model_whose_calls_are_in_a_form_that_is_not_read_are_told(
+    tmp_path: Path, template: str, told: list[str]
+) -> None:
+    async def scenario(world: World, agent: Agent) -> None:
+        world.begin()
+        assert (await agent.post("/v1/chat/completions", ask()))[0] == 200
+        assert (await agent.post("/v1/chat/completions", ask(tools=[TOOL])))[0] == 200
+        assert [trouble.kind for trouble in world.scheduler.troubles] == told
+
+    in_world(tmp_path, scenario, template=template)
+
+
 def test_an_agent_outside_begins_and_ends_an_episode(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "guess", "answer": 7, "low": 1}\n')
     data = {"source": "jsonl", "path": str(tmp_path / "tasks.jsonl")}
@@ -235,8 +253,11 @@ def test_an_agent_outside_begins_and_ends_an_episode(tmp_path: Path) -> None:
         assert (await agent.post("/v1/chat/completions", ask(), key=begun["key"]))[0] == 200
         assert (await agent.refused({}, path="/v1/episodes/end"))[2] == "reward"
         assert (await agent.refused({"reward": 1, "failure": "x"}, path="/v1/episodes/end"))[2] == "reward"
+        many = {f"m{i}": i for i in range(65)}
+        assert (await agent.refused({"reward": 1, "metrics": many}, path="/v1/episodes/end"))[2] == "metrics"
         for _ in range(2):
             assert (await agent.post("/v1/episodes/end", {"reward": 0.5, "metrics": {"moves": 3}}))[:2] == (200, {})
+        assert (await agent.refused({"reward": 0.75}, path="/v1/episodes/end"))[:2] == (410, "conflict")
         assert [(end.reward, end.metrics) for end in world.scheduler.ended] == [(0.5, {"moves": 3})]
         assert (await agent.refused(ask()))[:2] == (410, "episode_ended")
         assert row.ended
@@ -407,14 +428,17 @@ def test_a_token_that_the_model_has_no_row_for_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", ["", r'"\ud800"', "NaN", "1e999"])
-def test_a_tool_call_that_is_no_json_to_every_reader_stays_text(tmp_path: Path, value: str) -> None:
+def test_a_tool_call_that_is_no_json_to_every_reader_is_told_as_it_was_written(tmp_path: Path, value: str) -> None:
     said = '<tool_call>\n{"name": "f", "arguments": {"a": ' + value + "}}\n</tool_call>"
 
     async def scenario(world: World, agent: Agent) -> None:
         world.begin()
         tools = [{"type": "function", "function": {"name": "f"}}]
         status, found, _ = await agent.post("/v1/chat/completions", ask(tools=tools))
-        assert (status, found["choices"][0]["message"]) == (200, {"role": "assistant", "content": said})
+        message = found["choices"][0]["message"]
+        assert (status, message["content"]) == (200, None)
+        (call,) = message["tool_calls"]
+        assert call["function"]["arguments"] == said.split("\n")[1]
 
     in_world(tmp_path, scenario, speak=script(said))
 

@@ -13,10 +13,11 @@ import aiohttp
 import pytest
 
 from actors.core.errors import StartFailed
+from actors.gateway.listening import VARIABLE, open_listeners
 from actors.gateway.service import CannotListen, tls_context
 from actors.protocol.episodes import EpisodeName
 from actors.protocol.session_keys import BadKey, SessionKeys, admin_key
-from configs.checks.gateway_checks import check_gateway
+from configs.checks.environment_checks import check_gateway
 from configs.episode_schema import GatewayConfig
 from tests.actors.gateway.gateway_world import NAME, gateway_world
 from tests.smallest_job import smallest_job
@@ -75,6 +76,7 @@ async def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     tls = {"host": "127.0.0.1", "tls_certificate": str(certificate), "tls_key": str(key)}
     async with gateway_world(tmp_path / "run", gateway=tls) as world:
+        world.begin()
         url = world.url.replace("127.0.0.1", "localhost")
         assert url.startswith("https://")
         trusted = ssl.create_default_context(cafile=str(certificate))
@@ -100,10 +102,37 @@ async def test_a_port_that_is_taken_is_named_and_one_of_an_earlier_life_is_left_
         (tmp_path / "gateway.endpoint").write_text(f"http://127.0.0.1:{port}/v1\n")
         async with gateway_world(tmp_path) as world:
             assert f":{port}/" not in world.url
+            assert world.scheduler.moves == 1  # agents of the earlier life may be talking to somebody else
+            await world.restart_gateway()
+            await world.restart_scheduler()
+            assert world.scheduler.moves == 0
             assert (tmp_path / "gateway.endpoint").read_text() == world.url + "\n"
         with pytest.raises(StartFailed):
             async with gateway_world(tmp_path / "b", gateway={"port": port}):
                 pass
+
+
+async def test_it_listens_at_sockets_that_it_inherits_and_tells_that_it_has_moved_before_it_can_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        (tmp_path / "gateway.endpoint").write_text(f"http://127.0.0.1:{other.getsockname()[1]}/v1\n")
+        held = open_listeners(GatewayConfig(), tmp_path)
+        assert held.moved and not (tmp_path / "gateway.endpoint").exists()
+        for moves in (1, 0):  # the second life has the address of the first
+            numbers, told = held.for_child(tmp_path)
+            monkeypatch.setenv(*next(iter(told.items())))
+            monkeypatch.setenv(VARIABLE, told[VARIABLE].replace(str(numbers[0]), str(os.dup(numbers[0])), 1))
+            async with gateway_world(tmp_path) as world:
+                assert (world.url, world.scheduler.moves) == (f"http://127.0.0.1:{held.port}/v1", moves)
+                world.begin()
+                reply = await world.agent().chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "x"}]
+                )
+                assert reply.choices
+        held.close()
 
 
 async def test_behind_a_proxy_it_tells_the_public_url(tmp_path: Path) -> None:

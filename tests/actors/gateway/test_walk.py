@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from actors.gateway.record import Record, turns_of
 from actors.gateway.rendering import Chat, ChatTemplate
 from actors.gateway.replies import ReplyReader
-from actors.gateway.walk import Answered, Owed, Question, Takes, Walk
+from actors.gateway.walk import Answered, Question, Takes, Undelivered, Walk
 from actors.protocol.episodes import EpisodeRecord, TurnTaken
 from tests.actors.gateway.bpe_tokenizer import CHATML, END, THINKING, VOCABULARY, make_tokenizer
 
@@ -32,7 +32,7 @@ class Episode:
 
     template: str = "chatml"
     record: Record = field(default_factory=lambda: Record(EpisodeRecord(status="live")))
-    owed: Owed = field(default_factory=Owed)
+    undelivered: Undelivered = field(default_factory=Undelivered)
     attempt: int = 1
     answered: int = 0
     discarded: int = 0
@@ -40,22 +40,22 @@ class Episode:
     def __post_init__(self) -> None:
         tokenizer = TEMPLATES[self.template]
         self.reader = ReplyReader(tokenizer, [END_ID], 512, 1 << 20)
-        self.walk = Walk(ChatTemplate(tokenizer, {}, 512, 1 << 20), self.reader)
+        self.walk = Walk(ChatTemplate(tokenizer, {}, 512, 1 << 20, 1 << 20), self.reader)
 
     def ask(self, messages: list[dict], said: list[int], *, tools: bool = False, is_retry: bool = False) -> dict:
         """The assistant's message. ``said``: what the model says, if it is asked."""
         chat = Chat(tuple(messages), (TOOL,) if tools else ())
         question = Question(chat, is_retry=is_retry)
-        decision = self.walk.decide(self.record, self.owed, question, self.attempt)
+        decision = self.walk.decide(self.record, self.undelivered, question, self.attempt)
         if isinstance(decision, Answered):
             turn = decision.turn
             self.answered += 1
         else:
             turn = self._take(decision, said)
-        self.owed.told(turn)
+        self.undelivered.delivered(turn)
         tokens = self.record.said(turn)
         opened = self.reader.opens_reasoning(self.record.prompt(turn))
-        reply = self.reader.read(tokens, opened=opened, tools=tools)
+        reply = self.reader.read(tokens, opened=opened, chat=chat)
         calls = [{"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in reply.calls]
         message = {"role": "assistant", "content": reply.content}
         return (
@@ -67,7 +67,7 @@ class Episode:
     def _take(self, takes: Takes, said: list[int]):
         if takes.diverged:
             self.discarded += int((self.record.versions[takes.offset :] >= 0).sum())
-            self.owed.cut(sum(turn.begin < takes.offset for turn in self.record.turns))
+            self.undelivered.cut(sum(turn.begin < takes.offset for turn in self.record.turns))
         assert takes.offset == self.record.length or takes.diverged
         tokens = np.array(said, np.int32)
         taken = TurnTaken(
@@ -170,13 +170,13 @@ def test_a_replay_costs_nothing_until_it_leaves_the_path(turns, leaves: int, for
     for text, said in turns:
         messages += [episode.ask(messages, said), user(text)]
     row = episode.record.tokens.tolist()
-    episode.attempt, episode.owed = 2, Owed()
+    episode.attempt, episode.undelivered = 2, Undelivered()
     again = [user("begin")]
     for number, (text, _) in enumerate(turns):
         if number == leaves:
             again[-1] = user(text + " otherwise")
         if forgotten and number == 1:
-            episode.owed = Owed()
+            episode.undelivered = Undelivered()
         again += [episode.ask(again, [9, 9, END_ID]), user(text)]
     assert episode.answered == min(leaves, len(turns))
     lost = sum(len(said) for _, said in turns[leaves:])
@@ -217,11 +217,11 @@ def test_agents_that_trim_or_keep_the_reasoning_go_on_in_the_same_context() -> N
     told = {"role": "tool", "content": "x"}
     for kept in (reply, {"role": "assistant", "content": "four"}):
         again = Episode("thinking", Record(_found(episode)))
-        again.owed.replay = set()
+        again.undelivered.replay = set()
         again.ask([user("begin"), kept, told], [7, END_ID])
         assert len(again.contexts) == 1
     other = Episode("thinking", Record(_found(episode)))
-    other.owed.replay = set()
+    other.undelivered.replay = set()
     other.ask([user("begin"), {"role": "assistant", "content": "five"}, told], [7, END_ID])
     assert len(other.contexts) == 2
 

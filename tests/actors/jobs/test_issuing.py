@@ -114,7 +114,8 @@ def play(
         await system.start()
         scene = Scene(answer)
         await system.spawn("scene", scene)
-        news = JobNews(system, "j", scene.said.append)  # type: ignore[arg-type]
+        news = JobNews(system, "j")  # type: ignore[arg-type]
+        news.subscribe(scene.said.append)  # type: ignore[arg-type]
 
         def hear(event: JobEvent) -> None:
             news.tell(event)

@@ -216,13 +216,14 @@ async def test_each_step_is_one_row_and_a_replay_none(stage: Stage) -> None:
 
 async def test_a_resumed_run_counts_the_rows_of_its_earlier_part(stage: Stage) -> None:
     (stage.run_dir / "metrics.jsonl").write_text(
-        '{"step": 0, "reward_mean": 0.1, "samples": 6, "tokens_generated": 40}\n'
+        '{"step": 0, "reward_mean": 0.1, "samples": 6, "tokens_generated": 40, "seconds": 2.5}\n'
     )
     await stage.start()
     stage.commit(1, 0.3)
     await stage.order(jm.JobStatus(job="j"))
     result = stage.job.result()
     assert result["steps"] == 2 and result["samples"] == 12 and result["reward_first"] == pytest.approx(0.2)
+    assert result["seconds"] >= 2.5, "the time of all steps, whichever life of the job has taken them"
 
 
 async def test_a_job_that_restarts_in_the_same_head_bills_what_was_spent_once_and_its_own_absence_too(

@@ -43,6 +43,15 @@ def test_responses_that_are_cut_are_told_of_with_their_share() -> None:
     assert watched([row(truncated_fraction=0.5)] * 20) == []
 
 
+def test_episodes_that_are_cut_are_told_of_with_the_bound_that_cut_most_of_them() -> None:
+    ends = {"ended_by_max_tokens": 0.0, "ended_by_turn_tokens": 0.5, "ended_by_mid_turn": 0.25}
+    (_, warned), *_ = watched([row(truncated_fraction=0.75, **ends)] * 4)
+    assert "most episodes were cut at environment.turn_tokens, or else (75% in the last one)" in warned.text
+    assert "raise it" in warned.text and "max_tokens" not in warned.text
+    (_, warned), *_ = watched([row(truncated_fraction=0.75, ended_by_mid_turn=0.75)] * 4)
+    assert "ended by an agent while the model was speaking (75%" in warned.text and "wait longer" in warned.text
+
+
 def test_a_few_dropped_samples_are_not_worth_a_word() -> None:
     assert watched([row(samples=99, samples_dropped=1)] * 20) == []
     assert [step for step, _ in watched([row(samples=7, samples_dropped=1)] * 20)] == [1, 2, 4, 8, 16]

@@ -10,6 +10,7 @@ import typing
 from pathlib import Path
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from actors.ledger.errors import JournalFailed, JournalUnreadable
 from actors.ledger.journal import SqliteJournal, committed_samples
 from actors.ledger.ledger import Ledger
 from actors.ledger.memory_journal import MemoryJournal
+from actors.protocol.evaluations import evaluation_step
 from actors.protocol.work import SamplingParams
 from configs.limits import DEFAULT_LIMITS
 
@@ -155,6 +157,42 @@ async def test_a_pruned_journal_replays_from_its_floor(tmp_path: Path, kind: str
     after.apply(ev.Rewound(2))
     run_replay = ev.Granted(2, np.arange(4, dtype=np.int32), replay=True)
     after.apply(run_replay)
+
+
+async def test_an_evaluation_that_goes_on_after_a_restart_is_not_pruned_before_it_is_over(tmp_path: Path) -> None:
+    """A head that comes back during an evaluation appends its tokens before any event of a training step."""
+    ledger, path, rows = Ledger(), tmp_path / "journal.db", np.arange(4, dtype=np.int32)
+    journal = SqliteJournal(path, "j")
+
+    def happens(*events: ev.Event) -> None:
+        for event in events:
+            ledger.apply(event)
+            journal.append(event)
+
+    happens(ev.Opened(1))
+    for step in range(3):
+        for event in run_step(ledger, step):
+            journal.append(event)
+    batch = evaluation_step(3)
+    happens(issue(3), msgspec.structs.replace(issue(0), step=batch))
+    await journal.close()
+    journal = SqliteJournal(path, "j")
+    happens(ev.Opened(2))
+    first = ledger.next_assignment
+    happens(ev.Assigned.to_one("w", batch, first, rows))
+    happens(ev.TokensAppended.one(
+        "w", 3, first + np.arange(4), np.zeros(4, np.int32), np.ones(4, np.int32), np.ones(4, np.uint8),
+        np.full(4, 9, np.int32), np.zeros(4, np.float32),
+    ))  # fmt: skip
+    happens(ev.Assigned.to_one("w", 3, ledger.next_assignment, rows), ev.Scored(batch, rows, np.arange(4) / 4))
+    journal.prune(2)
+    await journal.close()
+    journal = SqliteJournal(path, "j")
+    floor, events = journal.read()
+    await journal.close()
+    after = Ledger(floor)
+    after.restore(events)
+    assert (after.batches[batch].state == ledger.batches[batch].state).all()
 
 
 def with_the_next_batch_before_the_tokens(steps: int) -> list[ev.Event]:
@@ -340,7 +378,7 @@ ON_DISK = {
     "dropped": "step rows reason",
     "episode_cut": "step rows lengths",
     "episodes_begun": "step rows",
-    "episodes_ended": "step rows rewards parts",
+    "episodes_ended": "step rows rewards parts cause keeps_turn",
     "leased": "step rows replay",
     "opened": "epoch",
     "paused": "paused",
@@ -350,7 +388,7 @@ ON_DISK = {
     "scored": "step rows rewards parts",
     "stopping": "stopping",
     "suspected": "worker steps rows",
-    "tokens_appended": "workers versions row_counts assignments offsets counts finished tokens logprobs",
+    "tokens_appended": "workers versions row_counts assignments offsets counts finished tokens logprobs routes",
     "turned": "step rows offsets fresh counts tokens limits",
     "window_learned": "step seed_s target memory",
 }

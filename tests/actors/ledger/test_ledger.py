@@ -11,7 +11,7 @@ from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger import Ledger, Outcome
 from actors.ledger.slots import TERM_STRIDE
 from actors.protocol.work import SamplingParams
-from actors.scheduler.stall import StallView, waiting_for
+from actors.scheduler.progress import StallView, waiting_for
 
 ROWS = np.arange(4, dtype=np.int32)
 

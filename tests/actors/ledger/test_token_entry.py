@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgpack
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from actors.fleet.inflow import joined
 from actors.ledger import events as ev
-from actors.ledger.batch import SampleState
+from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger import Ledger, Outcome
 from actors.protocol.tokens import FinishReason, TokenReport
@@ -33,12 +35,13 @@ def handed_out() -> Ledger:
 
 
 def report(worker: str, version: int, rows: list[tuple[int, int, int, int]]) -> TokenReport:
-    """Rows of (assignment, offset, count, finished)."""
+    """Rows of (assignment, offset, count, finished). Worker ``a`` tells routes, of two bytes a token."""
     tokens = [10 * (number % 1000) + at + i for number, at, n, _ in rows for i in range(n)]
     return TokenReport.of(
         np.array([r[0] for r in rows], np.int64), np.array([r[1] for r in rows], np.int32),
         np.array([r[2] for r in rows], np.int32), np.array([r[3] for r in rows], np.uint8),
         np.array(tokens, np.int32), np.array(tokens, np.float32),
+        np.array([(token % 255, 7) for token in tokens], np.uint8) if worker == "a" and tokens else None,
         job="j", worker=worker, term=1, sequence=0, policy_version=version, stats=EngineStats(),
     )  # fmt: skip
 
@@ -47,10 +50,17 @@ def state(ledger: Ledger) -> list[object]:
     """All that a ledger says."""
     found: list[object] = [ledger.counters, ledger.count_states()]
     for batch in ledger.batches.values():
-        held = batch.ragged(np.arange(ROWS, dtype=np.int32))
+        held = batch.ragged(np.arange(ROWS, dtype=np.int32), routes=True)
         columns = (held.lengths, held.tokens, held.logprobs, held.versions, batch.state, batch.finish, batch.assignment)
         found += [column.tolist() for column in columns]
+        found.append(routes_of(batch).tolist())
     return [*found, *(sorted(ledger.in_flight(worker).tolist()) for worker in WORKERS)]
+
+
+def routes_of(batch: StepBatch) -> np.ndarray:
+    """uint8[tokens, 2]: routes of all that a batch holds, 0 if it knows none."""
+    held = batch.ragged(np.arange(ROWS, dtype=np.int32), routes=True)
+    return np.zeros((len(held.tokens), 2), np.uint8) if held.routes is None else held.routes
 
 
 def told(outcomes: list[Outcome]) -> list[object]:
@@ -110,6 +120,10 @@ def test_an_event_of_many_reports_is_taken_apart_into_those_that_it_was_made_of(
         assert part.assignments.tolist() == one.assignments.tolist()
         assert part.finished.tolist() == one.finished.tolist()
         assert (part.tokens.tolist(), part.logprobs.tolist()) == (one.tokens.tolist(), one.logprobs.tolist())
+        if one.routes is not None:
+            assert part.routes is not None and part.routes.tolist() == one.routes.tolist()
+        else:
+            assert part.routes is None or not part.routes.any()
 
 
 def test_one_worker_that_is_wrong_keeps_no_other_one_from_entering() -> None:
@@ -153,3 +167,57 @@ def test_a_token_index_enters_once_in_its_order_and_within_the_budget(offset: in
     assert getattr(ledger.counters, counter) == 1
     went_on = offset + count <= 2  # a repeat is no news; of all else the worker is told to stop it
     assert outcome.broken.get("a", np.empty(0)).tolist() == ([] if went_on else [first])
+
+
+def test_routes_stay_with_their_tokens_through_a_move_a_commit_and_the_journal() -> None:
+    """Worker ``a`` hands back, ``b`` goes on and tells none; then ``a`` again."""
+    ledger, first = handed_out(), 1 << 40
+    events = [ev.decode_event(ev.encode_event(joined([report("a", 0, [(first, 0, 2, FinishReason.ABORTED)])])))]
+    events += [ev.Assigned.to_one("b", 0, ledger.next_assignment, np.zeros(1, np.int32))]
+    events += [joined([report("b", 0, [(ledger.next_assignment, 2, 1, FinishReason.ABORTED)])])]
+    events += [ev.Assigned.to_one("a", 0, ledger.next_assignment + 1, np.zeros(1, np.int32))]
+    events += [joined([report("a", 0, [(ledger.next_assignment + 1, 3, 1, FinishReason.STOP)])])]
+    for event in events:
+        ledger.apply(ev.decode_event(ev.encode_event(event)))
+    batch = ledger.batches[0]
+    tokens = batch.ragged(np.zeros(1, np.int32)).tokens.tolist()
+    expected = [[token % 255, 7] for token in tokens]
+    expected[2] = [0, 0]
+    assert routes_of(batch).tolist() == expected
+    batch.archive()
+    assert routes_of(batch).tolist() == expected and batch.route_bytes == 2
+
+
+def test_what_an_environment_writes_where_routes_were_has_none() -> None:
+    ledger = handed_out()
+    ledger.apply(joined([report("a", 0, [(1 << 40, 0, 3, 0)])]))
+    batch = ledger.batches[0]
+    batch.length[0] = 1  # an episode is cut off
+    batch.put_marked(0, np.array([5, 6], np.int32), -1)
+    assert routes_of(batch)[:, 1].tolist() == [7, 0, 0]
+
+
+def test_an_event_of_a_journal_of_before_has_no_routes() -> None:
+    event = joined([report("b", 0, [(1 << 40, 0, 1, 0)])])
+    plain = msgpack.unpackb(ev.encode_event(event), ext_hook=msgpack.ExtType)
+    del plain["routes"]
+    again = ev.decode_event(msgpack.packb(plain) or b"")
+    assert isinstance(again, ev.TokensAppended) and again.routes is None
+    assert again.tokens.tolist() == event.tokens.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_routes_of_another_size_are_refused_before_anything_enters(size: int) -> None:
+    ledger, first = handed_out(), 1 << 40
+    ledger.apply(joined([report("a", 0, [(first, 0, 1, 0)])]))
+    other = msgspec.structs.replace(report("a", 0, [(first, 1, 1, 0)]), route_bytes=b"x" * size)
+    before = state(ledger)
+    with pytest.raises(IllegalTransition, match=f"routes of {size} bytes a token, after others of 2"):
+        ledger.apply(joined([other]))
+    assert state(ledger) == before
+
+
+def test_route_bytes_that_do_not_share_out_among_the_tokens_are_refused() -> None:
+    bad = msgspec.structs.replace(report("a", 0, [(1 << 40, 0, 2, 0)]), route_bytes=b"xyz")
+    with pytest.raises(IllegalTransition, match="routes that do not fit its tokens"):
+        joined([bad])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.policies.latency_table import BATCHES, CONTEXTS, Cell, LatencyTable
+from actors.policies.assigning.latency_table import BATCHES, CONTEXTS, Cell, LatencyTable
 
 
 def table_of(step_s: Callable[[float, float], float], *, steps: int = 10) -> LatencyTable:

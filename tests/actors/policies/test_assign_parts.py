@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.policies.assign import AssignSamples, decide
-from actors.policies.view import AssignView, GroupView, WorkerView
+from actors.policies.assigning.assign import AssignSamples, decide
+from actors.policies.assigning.view import AssignView, GroupView, WorkerView
 
 
 def given(workers: list[WorkerView], groups: list[GroupView]) -> dict[str, list[int]]:

@@ -213,6 +213,11 @@ def test_a_rank_hears_its_own_job_and_says_next_to_nothing() -> None:
     rank = guard_for(PeerId(f"head.{JOB}.trainer.rank1", 1))
     assert rank(PeerId(f"head.{JOB}.trainer", 1), "ranks.order", "trainer.rank1") is None
     assert rank(PeerId("head.other.trainer", 1), "ranks.order", "trainer.rank1") is not None
+    assert rank(PeerId("head.service.train-0", 1), "ranks.order", "trainer.rank1") is not None
+    of_service = guard_for(PeerId("head.service.train-0.rank1", 1))
+    assert of_service(PeerId("head.service.train-0", 1), "ranks.order", "train-0.rank1") is None
+    for other in ("head.service.train-1", f"head.{JOB}.trainer", "head.service.train-0.rank2"):
+        assert of_service(PeerId(other, 1), "ranks.order", "train-0.rank1") is not None
 
 
 def test_a_node_may_join_and_tell_of_its_processes_and_that_is_all() -> None:

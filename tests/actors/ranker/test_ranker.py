@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
-from actors.policies.length_predictor import prompt_keys
+from actors.policies.lengths.length_predictor import prompt_keys
 from actors.protocol.failures import Acknowledged
 from actors.protocol.lengths import LengthScores, ObserveLengths, ScorePrompts
 from actors.protocol.metrics import Event
@@ -55,7 +56,7 @@ class Model(SimulatedLengthModel):
         return await super().fit(pairs)
 
 
-class Hub(Actor):
+class Scheduler(Actor):
     """Scheduler and metrics in one."""
 
     def __init__(self) -> None:
@@ -78,21 +79,18 @@ class Hub(Actor):
 
 class World:
     async def start(self, known: int = 0) -> None:
-        self.hub, self.model = Hub(), Model(known)
+        self.scheduler, self.model = Scheduler(), Model(known)
         self.system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("here", 1)), limits=LIMITS)
         await self.system.start()
-        await self.system.spawn("scheduler.j", self.hub)
-        await self.system.spawn("metrics.j", self.hub_metrics())
+        await self.system.spawn("scheduler.j", self.scheduler)
+        self.metrics = Scheduler()
+        await self.system.spawn("metrics.j", self.metrics)
         args = RoleArgs(
             role="ranker", name="ranker", node="n", job=JOB.model_dump_json(), model_path="m", run_dir="r",
             scheduler=self.system.address("scheduler.j"), metrics=self.system.address("metrics.j"),
         )  # fmt: skip
         self.ranker = Ranker(args, model=self.model)
         self.ref = await self.system.spawn("ranker", self.ranker)
-
-    def hub_metrics(self) -> Hub:
-        self.metrics = Hub()
-        return self.metrics
 
     def ask(self, step: int, *prompts: int) -> None:
         ids = [np.array([p, 7], np.int32) for p in prompts]
@@ -130,10 +128,10 @@ def test_an_untrained_ranker_says_nothing_and_a_refreshed_one_answers_what_still
         world.ask(1, 1, 2)
         world.teach(0, {3: 5.0})
         await asyncio.sleep(5)
-        assert (world.hub.scores, world.model.calls) == ([], [])
+        assert (world.scheduler.scores, world.model.calls) == ([], [])
         world.teach(0, {1: 10.0, 2: 90.0, 4: 20.0})
         await asyncio.sleep(5)
-        (answer,) = world.hub.scores
+        (answer,) = world.scheduler.scores
         assert (answer.refresh, answer.scores.tolist()) == (1, [10.0, 90.0])
         assert world.metrics.events[0].name == "ranker_refreshed"
 
@@ -144,7 +142,7 @@ def test_a_ranker_that_an_earlier_life_has_taught_answers_at_once_and_counts_on(
     async def scenario(world: World) -> None:
         world.ask(1, 1, 2)
         await asyncio.sleep(1)
-        assert [answer.refresh for answer in world.hub.scores] == [3]
+        assert [answer.refresh for answer in world.scheduler.scores] == [3]
         world.teach(1, {p: float(p) for p in range(4)})
         await asyncio.sleep(5)
         assert world.model.kept == [4]
@@ -173,11 +171,12 @@ def test_it_learns_from_the_newest_pairs_only_and_forgets_questions_of_steps_tha
             world.teach(step, {step * 10 + p: 1.0 for p in range(4)})
             await asyncio.sleep(5)
         assert world.model.fitted[-1] == LIMITS.ranker_pairs
-        assert world.hub.scores == [], "step 0 was committed before the first refresh"
+        assert world.scheduler.scores == [], "step 0 was committed before the first refresh"
 
     in_world(scenario)
 
 
+@pytest.mark.long
 def test_the_encoder_learns_which_prompts_get_long_responses(tmp_path: Path) -> None:
     """Prompts with token 5 get responses ten times as long; judged on prompts that it has not seen."""
     from actors.ranker.encoder import EncoderLengthModel

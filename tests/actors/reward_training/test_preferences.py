@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from actors.environments.prompts.sources import open_source
@@ -24,7 +26,7 @@ USER, BEST, WORST = (
 
 
 class NoModel:
-    """Stands for the model of which ``RewardText`` wants the config only."""
+    """Stands for a model; ``RewardText`` wants its config, its modules' names and its number of embeddings."""
 
     class config:  # noqa: D106, N801 (the name that models have)
         max_position_embeddings = 128
@@ -33,6 +35,12 @@ class NoModel:
         @classmethod
         def get_text_config(cls) -> Any:
             return cls
+
+    def named_modules(self) -> list[Any]:
+        return []
+
+    def get_input_embeddings(self) -> Any:
+        return SimpleNamespace(weight=np.empty((1000, 1)))
 
 
 def text_of(tmp_path: Path, template: str | None = CHATML) -> RewardText:

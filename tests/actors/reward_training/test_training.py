@@ -102,7 +102,9 @@ def test_what_is_written_scores_as_it_was_trained_and_transformers_reads_it(tmp_
             assert float(model(input_ids=torch.tensor([ids])).logits[0, 0]) == pytest.approx(reward, abs=1e-4)
 
 
-@pytest.mark.parametrize("how", [{"pad_token": None}, {"head": True}, {"template": None}])
+@pytest.mark.parametrize(
+    "how", [{"pad_token": None}, {"pad_token": None, "eos_token": None}, {"head": True}, {"template": None}]
+)
 def test_other_tokenizers_and_a_classifier_are_trained_too(tmp_path: Path, how: dict[str, Any]) -> None:
     result, _, _ = train(tmp_path, model=backbone(tmp_path, **how))
     assert result["accuracy_held_out"] > 0.8
@@ -144,25 +146,39 @@ def test_what_is_cut_or_reads_alike_is_counted_and_said(tmp_path: Path) -> None:
     assert said[1].startswith("1 of 102 pairs are left out")
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        ({"labels": 3, "head": True}, "--model {}: it has 3 labels, and a reward model has one"),
-        ({"pad_token": None, "eos_token": None}, "--model {}: its tokenizer has neither a pad token nor an end token"),
-    ],
-)
-def test_a_model_that_cannot_be_one_is_refused(tmp_path: Path, make: dict[str, Any], words: str) -> None:
-    model = backbone(tmp_path, **make)
-    assert refused(tmp_path, model=model).startswith(words.format(model))
+def test_pairs_that_are_equal_once_they_are_cut_are_named_as_such(tmp_path: Path) -> None:
+    """More pairs would not help: of each text the model reads the end alone."""
+    alike = [Pair(f"yes {i}" + "x" * 200, f"no {i}" + "x" * 200, None, f"row {i}") for i in range(20)]
+    said = refused(tmp_path, pairs=alike)
+    assert said.startswith("20 of 20 pairs are left out, since the model would read the same text twice")
+    assert f"only the last {TAKES_TOKENS} tokens" in said and "--max_tokens" in said and "more pairs" not in said
+
+
+def test_a_model_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    model = backbone(tmp_path, labels=3, head=True)
+    assert refused(tmp_path, model=model).startswith(f"--model {model}: it has 3 labels, and a reward model has one")
+
+
+@pytest.mark.parametrize(("pad_token", "written"), [("<pad>", 0), ("<end>", None), ("[beyond]", None), (None, None)])
+def test_what_is_written_names_a_pad_token_only_if_no_text_can_end_with_it(
+    tmp_path: Path, pad_token: str | None, written: int | None
+) -> None:
+    """Otherwise transformers would read the reward before the end of a text, or an id that the embedding has not."""
+    result, _, _ = train(tmp_path, model=backbone(tmp_path, pad_token=pad_token), epochs=1.0)
+    assert json.loads((Path(result["path"]) / "config.json").read_text()).get("pad_token_id") == written
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"pairs": PAIRS[:1]}, "--held_out 0.2: of 1 pairs there are none"),
-        ({"held_out": 1e-9}, "--held_out 1e-09: of 100 pairs there are none held out; give more pairs, or raise it"),
+        ({"pairs": PAIRS[:1]}, "--held_out 0.2: of 1 pairs, which have 1 prompts, there are none"),
+        ({"held_out": 1e-9}, "--held_out 1e-09: of 100 pairs, .* held out: .* so give more prompts, or raise it"),
+        ({"pairs": [Pair(f"{i}", "no", "one", f"row {i}") for i in range(9)]}, ".* of 9 pairs, which have 1 prompts,"),
         ({"max_tokens": 500}, f"--max_tokens 500: the model in .* takes {TAKES_TOKENS}"),
-        ({"pairs": [Pair("", "a", None, "row 3")]}, "row 3: one of its texts has no token"),
+        (
+            {"pairs": [Pair("", "a", None, "row 3")]},
+            "row 3: one of its texts cannot be read: it has no token; leave the row out",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_said_with_what_to_do(tmp_path: Path, how: dict[str, Any], words: str) -> None:

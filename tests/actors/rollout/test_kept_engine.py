@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from actors.host.adapter import AdapterSpec
+from actors.models.adapter import AdapterSpec
 from actors.protocol.work import SamplingParams
 from actors.rollout import kept_engine
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.host.matmul import linear as multiply
-from actors.rollout.engines.torch import least_rows as module
-from actors.rollout.engines.torch.least_rows import FEWEST, MOST, least_rows
+from actors.models.matmul import linear as multiply
+from actors.rollout.engines.torch import fused_decoder as module
+from actors.rollout.engines.torch.fused_decoder import FEWEST, MOST, least_rows
 
 
 @pytest.mark.parametrize("shape", [(96, 96), (100, 96), (192, 96), (384, 96), (96, 192), (960, 576), (576, 1536)])

@@ -12,7 +12,7 @@ from actors.core.message import Message
 from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.work import EngineStats
 from actors.protocol.workers import WorkerVersion
-from actors.rollout.merging import going_on, merged
+from actors.rollout.outbox import going_on, merged
 
 Row = tuple[int, int, int, int]
 """Assignment, offset, tokens, how it ended."""
@@ -21,8 +21,9 @@ Row = tuple[int, int, int, int]
 def report(rows: list[Row], sequence: int = 0, version: int = 0) -> TokenReport:
     columns = np.array(rows, np.int64).reshape(-1, 4).T
     tokens = np.concatenate([[]] + [n * 1000 + np.arange(at, at + count) for n, at, count, _ in rows])
+    routes = np.stack([tokens % 251, tokens % 241], axis=1).astype(np.uint8) if version % 2 else None
     return TokenReport.of(
-        columns[0], columns[1], columns[2], columns[3], tokens, tokens / 8, job="j", worker="w", term=1,
+        columns[0], columns[1], columns[2], columns[3], tokens, tokens / 8, routes, job="j", worker="w", term=1,
         sequence=sequence, policy_version=version, stats=EngineStats(step_s=1.0, tokens_total=sequence),
     )  # fmt: skip
 
@@ -32,6 +33,11 @@ def entries(reports: list[TokenReport]) -> list[tuple[int, int, int, float, int,
     found: list[tuple[int, int, int, float, int, int]] = []
     for one in reports:
         ends = np.cumsum(one.counts)
+        if one.policy_version % 2 and len(one.tokens):
+            assert one.routes is not None
+            assert one.routes.tolist() == [[token % 251, token % 241] for token in one.tokens.tolist()]
+        else:
+            assert one.routes is None
         for row, end in zip(one.rows.tolist(), ends.tolist(), strict=True):
             number, offset, count, finished = row
             for i in range(count):

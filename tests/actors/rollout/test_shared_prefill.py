@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from actors.policies.distinct_prefixes import distinct_tokens
 from actors.rollout.engines.prefix_index import Chain
 from actors.rollout.engines.torch.decoder import make_decoder
 from actors.rollout.engines.torch.model_loading import load_model
 from actors.rollout.engines.torch.prefill import behind_chunks
 from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, PrefixCache
 from actors.rollout.engines.torch.shared_prefill import SharedPrefill
+from actors.scheduler.meter import distinct_tokens
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 FUSED = ["qwen3", "qwen2", "llama", "mistral"]
@@ -173,7 +173,7 @@ def test_a_cache_that_is_too_small_costs_no_wave_a_prompt(tmp_path: Path) -> Non
     prompts = behind(tokens(80, 0), 3, 4, 5, 6, 7, 8)
     for prompt, got in zip(prompts, batch.join(*prompts), strict=True):
         torch.testing.assert_close(got, alone(model, prompt), atol=1e-4, rtol=0)
-    assert 0 < batch.shared.cache_bytes <= two_blocks
+    assert 0 < sum(part.nbytes for part in batch.shared._cache._pool) <= two_blocks
     assert calls == [1, 1, 4]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.protocol.metrics import Span
-from actors.rollout.spans import ActivityLog
+from actors.protocol.metrics import TraceSpan
+from actors.rollout.generation import ActivityLog
 
 
 def test_a_bar_carries_the_version_with_which_it_was_generated() -> None:
@@ -17,8 +17,8 @@ def test_a_bar_carries_the_version_with_which_it_was_generated() -> None:
     log.serve(8)
     now_s = 4.0
     assert log.take() == [
-        Span(name="generate", start_s=0.0, end_s=1.0),
-        Span(name="pull", start_s=2.5, end_s=3.0, args={"version": 7}),
-        Span(name="generate", start_s=1.0, end_s=3.0, args={"version": 7}),
-        Span(name="generate", start_s=3.0, end_s=4.0, args={"version": 8}),
+        TraceSpan(name="generate", start_s=0.0, end_s=1.0),
+        TraceSpan(name="pull", start_s=2.5, end_s=3.0, args={"version": 7}),
+        TraceSpan(name="generate", start_s=1.0, end_s=3.0, args={"version": 7}),
+        TraceSpan(name="generate", start_s=3.0, end_s=4.0, args={"version": 8}),
     ]

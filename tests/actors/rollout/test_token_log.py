@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.work import EngineStats
-from actors.rollout.token_log import Kept, TokenLog
+from actors.rollout.token_log import KeptAssignment, TokenLog
 
 NUMBERS = (1, 2, 3)
 
@@ -25,7 +25,13 @@ def report(version: int, rows: list[tuple[int, int, int, int]]) -> TokenReport:
         assignments=np.array([r[0] for r in rows], np.int64), offsets=np.array([r[1] for r in rows], np.int32),
         counts=np.array([r[2] for r in rows], np.int32), finished=np.array([r[3] for r in rows], np.uint8),
         tokens=np.array(tokens, np.int32), logprobs=np.array(tokens, np.float32), stats=EngineStats(),
+        routes=None if version % 3 == 2 else routes(tokens),
     )  # fmt: skip
+
+
+def routes(tokens: list[int]) -> np.ndarray:
+    """Two bytes a token; versions 2, 5, … tell none."""
+    return np.array([(token % 251 + 1, token % 241 + 1) for token in tokens], np.uint8).reshape(len(tokens), 2)
 
 
 def told(reports: list[TokenReport]) -> dict[int, list[tuple[int, int]]]:
@@ -43,6 +49,10 @@ def told(reports: list[TokenReport]) -> dict[int, list[tuple[int, int]]]:
             found.setdefault(number, []).extend((t, one.policy_version) for t in one.tokens[start : start + count])
             start += count
         assert one.logprobs.tolist() == one.tokens.tolist()
+        if one.policy_version % 3 == 2 or not len(one.tokens):
+            assert one.routes is None
+        else:
+            assert one.routes is not None and one.routes.tolist() == routes(one.tokens.tolist()).tolist()
     return found
 
 
@@ -61,7 +71,7 @@ def test_a_continuation_is_what_the_scheduler_lacks(steps: list[tuple[int, list[
             ends[n].add(at + count)
         log.add(report(version, rows))
     lengths = {n: max(end for end in ends[n] if end <= length) for n, length in zip(NUMBERS, known, strict=True)}
-    kept = {n: Kept(100 + n, length) for n, length in lengths.items()}
+    kept = {n: KeptAssignment(100 + n, length) for n, length in lengths.items()}
     found = told(log.continuation(kept, term=2))
     assert found == {100 + n: made[n][lengths[n] :] for n in NUMBERS if made[n][lengths[n] :]}
 
@@ -70,7 +80,7 @@ def test_rows_behind_a_gap_and_after_an_end_are_left_out() -> None:
     log = TokenLog(100, 100)
     log.add(report(0, [(1, 0, 2, 0), (2, 0, 1, FinishReason.STOP)]))
     log.add(report(0, [(1, 4, 1, 0), (3, 5, 1, 0)]))
-    [only] = log.continuation({1: Kept(11, 0), 2: Kept(12, 0), 3: Kept(13, 2)}, term=2)
+    [only] = log.continuation({1: KeptAssignment(11, 0), 2: KeptAssignment(12, 0), 3: KeptAssignment(13, 2)}, term=2)
     assert (only.assignments.tolist(), only.counts.tolist()) == ([11, 12], [2, 1])
     assert only.finished.tolist() == [FinishReason.RUNNING, FinishReason.STOP]
 
@@ -80,8 +90,8 @@ def test_the_oldest_goes_while_there_is_a_scheduler_and_nothing_without_one() ->
     for at in range(10):
         log.add(report(0, [(1, at, 1, 0)]))
     assert not log.full
-    assert told(log.continuation({1: Kept(11, 6)}, 2)) == {11: [(token(1, at), 0) for at in range(6, 10)]}
-    assert log.continuation({1: Kept(11, 5)}, 2) == []
+    assert told(log.continuation({1: KeptAssignment(11, 6)}, 2)) == {11: [(token(1, at), 0) for at in range(6, 10)]}
+    assert log.continuation({1: KeptAssignment(11, 5)}, 2) == []
     log.lose()
     for at in range(10, 16):
         assert not log.full

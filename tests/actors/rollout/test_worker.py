@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import structlog
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
-from actors.ledger.errors import NotAccepted
-from actors.protocol.failures import FailureKind
-from actors.protocol.metrics import Event, Span, Spans
+from actors.protocol.failures import FailureKind, NotAccepted
+from actors.protocol.metrics import Event, Spans, TraceSpan
 from actors.protocol.services import LookupService, ServiceFound
 from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.weights import Chunk, GetChunks, GetManifest, Manifest, ManifestReply
@@ -48,7 +48,7 @@ from actors.protocol.workers import (
 from actors.roles import RoleArgs
 from actors.rollout.engine import EngineSpec, StepOutput
 from actors.rollout.engines.simulated_engine import SimulatedEngine
-from actors.rollout.errors import TooManyEarlyCommands
+from actors.rollout.errors import EngineUnavailable, ServerGone, TooManyEarlyCommands
 from actors.rollout.reports import Reports
 from actors.rollout.worker import RolloutWorker
 from actors.weights.manifest import chunk_bounds, hash_chunks, layout
@@ -180,7 +180,7 @@ class FakeWeights(Actor):
 
 class FakeMetrics(Actor):
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[TraceSpan] = []
         self.events: list[Event] = []
 
     @handles(Event)
@@ -566,7 +566,7 @@ async def test_commands_of_an_older_term_are_refused_and_a_newer_term_voids_what
     stage.assign(2, tokens=5, term=4)
     ended = await stage.scheduler.finished(2)
     assert ended[2][1] == FinishReason.LENGTH
-    assert not stage.engine.has_work, "what the older reign assigned has ended, silently"
+    assert not stage.engine.has_work, "what the older term assigned has ended, silently"
     assert len(stage.scheduler.samples()[1][0]) <= 3
     stage.assign(3, tokens=5, term=3)
     await asyncio.sleep(10)
@@ -902,6 +902,68 @@ async def test_what_a_worker_did_since_its_last_spans_is_told_when_it_stops(stag
 
 
 @in_virtual_time
+async def test_a_server_that_is_gone_takes_the_worker_along_and_accuses_no_sample(stage: Stage) -> None:
+    """Its end is no crash, after which the scheduler would suspect what the worker held."""
+    await stage.start_worker()
+
+    async def gone() -> Any:
+        raise ServerGone("the server does not answer")
+
+    stage.engine.step = gone  # type: ignore[method-assign]
+    stage.assign(1)
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
+    assert (ended.reason, ended.error) == ("preempted", None)
+
+
+class AwayEngine(SimulatedEngine):
+    """An engine whose server is away for the first ``lives`` starts, each of which waits for a minute."""
+
+    def __init__(self, lives: int) -> None:
+        super().__init__()
+        self.away, self.starts = lives, 0
+
+    async def start(self, spec: EngineSpec) -> None:
+        self.starts += 1
+        if self.starts <= self.away:
+            await asyncio.sleep(60.0)
+            raise ServerGone("no server answers at http://there:8000")
+        await super().start(spec)
+
+
+@in_virtual_time
+async def test_a_worker_waits_for_a_server_that_is_away_says_where_and_generates_when_it_is_there(stage: Stage) -> None:
+    """It is ready meanwhile: whoever started it sees no failed start, so many at once spend no restarts."""
+    stage.engine = engine = AwayEngine(3)
+    with structlog.testing.capture_logs() as said:
+        await stage.start_worker()
+        assert engine.starts == 1 and not stage.scheduler.all(RegisterWorker)
+        await stage.scheduler.until(lambda: bool(stage.scheduler.all(RegisterWorker)), within_s=300.0)
+    assert engine.starts == 4 and stage.scheduler.all(RegisterWorker)[0].engine_start_s >= 180.0
+    warned = [line for line in said if line["event"] == "the server is waited for"]
+    assert len(warned) == 3 and all("http://there:8000" in line["error"] for line in warned)
+    stage.assign(1)
+    assert len((await stage.scheduler.finished(1))[1][0]) == 5
+
+
+@in_virtual_time
+async def test_a_worker_that_has_waited_for_its_server_for_long_enough_fails_and_names_the_limit(stage: Stage) -> None:
+    stage.engine = AwayEngine(99)
+    await stage.start_worker(server_absence_s=600.0)
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=700.0)
+    assert isinstance(ended.error, EngineUnavailable) and stage.engine.starts == 10
+    assert "http://there:8000" in str(ended.error) and "limits.server_absence_s" in str(ended.error)
+
+
+@in_virtual_time
+async def test_a_worker_that_waits_for_its_server_leaves_when_it_is_told_to(stage: Stage) -> None:
+    stage.engine = AwayEngine(99)
+    await stage.start_worker()
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=5.0, reason="scaled down"))
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=6.0)
+    assert (ended.reason, ended.error) == ("preempted", None)
+
+
+@in_virtual_time
 async def test_an_engine_that_raises_crashes_the_worker(stage: Stage) -> None:
     await stage.start_worker()
 
@@ -1059,7 +1121,7 @@ async def test_every_order_to_sleep_is_answered_also_one_that_changes_nothing(st
     await stage.until_asleep(True)
     stage.set_asleep(False, term=1)
     await asyncio.sleep(1.0)
-    assert stage.engine._level == 1, "an order of an older reign"
+    assert stage.engine._level == 1, "an order of an older term"
 
 
 @in_virtual_time

@@ -16,7 +16,8 @@ from actors.protocol.failures import Acknowledged
 from actors.protocol.jobs import CancelJob, JobReport, PauseJob
 from actors.protocol.rewards import PromptsRead, ReadPrompts
 from actors.protocol.steps import CheckpointTaken
-from tests.actors.scheduler_world import FakeRewards
+from tests.actors.episode_world import EpisodeWorld, episodes_config
+from tests.actors.scheduler_world import FakeRewards, FakeWorker, Turn, World, play_in
 
 InWorld = Callable[..., None]
 LONG_S = 3600.0
@@ -257,3 +258,77 @@ def test_a_worker_that_comes_back_in_time_finishes_the_step_of_a_job_that_stops(
         assert len(world.trained) > done
 
     in_world(scenario, steps=50)
+
+
+class Silent(FakeWorker):
+    """Its engine hangs as soon as ``hang`` is set, and it renews its lease all the same."""
+
+    hang = False
+
+    @handles(Turn)
+    async def turn(self, _: Turn) -> None:
+        if self.hang:
+            self.ctx.send_after(self.step_s, Turn())
+        else:
+            await super().turn(_)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "one_step_barrier", "minibatch"])
+@pytest.mark.parametrize("who", ["judge", "engine"])
+def test_a_job_that_is_told_to_stop_leaves_a_step_that_stands_still_as_it_is_and_names_what_it_waited_for(
+    in_world: InWorld, who: str, mode: str
+) -> None:
+    """One request is enough: the step is left, and the checkpoint is that of the step before."""
+
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        rewards = await world.start_rewards()
+        worker = Silent(world.scheduler_at)
+        await (await world.system("rollout-0")).spawn("rollout-0", worker)
+        await world.start_trainer()
+        await world.until(lambda: 1 in world.trained)
+        if who == "judge":
+            rewards.delay_s = LONG_S
+        else:
+            worker.hang = True
+        await asyncio.sleep(300)
+        done = len(world.trained)
+        await cancel(world)
+        began_s = asyncio.get_running_loop().time()
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+        assert asyncio.get_running_loop().time() - began_s < world.config.limits.stop_silence_s + 10
+        assert len(world.trained) == done
+        assert world.job.result()["checkpoint"] == f"step_{done:06d}"
+        (said,) = [event.fields["message"] for event in world.events if "the job is to stop" in str(event.fields)]
+        assert ("verdicts on" if who == "judge" else "tokens from rollout-0") in said
+
+    in_world(scenario, steps=50, sync={"mode": mode})
+
+
+def test_a_step_that_moves_slowly_is_finished_by_a_job_that_is_told_to_stop(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await world.start_rewards()
+        await world.start_worker("rollout-0", step_s=50.0)
+        await world.start_trainer()
+        await world.until(lambda: 0 in world.trained, LONG_S)
+        await cancel(world)
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+        assert len(world.trained) >= 1 and world.job.result()["checkpoint"] == f"step_{len(world.trained):06d}"
+        assert not [event for event in world.events if "the job is to stop" in str(event.fields)]
+
+    in_world(scenario, steps=50, limits={"lease_s": LONG_S, "stop_timeout_s": 5.0})
+
+
+def test_an_external_job_whose_agents_are_gone_ends_when_it_is_told_to() -> None:
+    job = episodes_config(steps=50, environment={"kind": "external", "path": None})
+
+    async def scenario(world: EpisodeWorld) -> None:
+        await World.start(world)
+        await asyncio.sleep(100)
+        await cancel(world)
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+        (said,) = [event.fields["message"] for event in world.events if "the job is to stop" in str(event.fields)]
+        assert "the environments of" in said and "a resumed run goes on with it" in said
+
+    play_in(EpisodeWorld, job, scenario)

@@ -11,6 +11,7 @@ import pytest
 
 from actors.core.errors import RemoteError
 from actors.core.message import Message
+from actors.protocol.endings import Ending
 from actors.protocol.episodes import (
     ENVIRONMENT,
     FRESH,
@@ -24,7 +25,8 @@ from actors.protocol.episodes import (
     TakeTurn,
     TurnTaken,
 )
-from actors.protocol.failures import Acknowledged, Failure, FailureKind
+from actors.protocol.failures import Acknowledged, EndedBefore, Failure, FailureKind
+from actors.protocol.services import RegisterService
 from actors.protocol.tokens import FinishReason
 from tests.actors.episode_world import EpisodeWorld, episodes_config, said
 from tests.actors.scheduler_world import STOP, play_in
@@ -240,23 +242,35 @@ def test_a_failed_life_is_followed_by_another_and_what_the_older_one_says_change
         assert other.tokens.tolist() == turn_of(new, 2)
         assert world.scheduler.counters.tokens_discarded == len(taken.tokens)
         await world.end(new, 0.25)
-        await world.end(new, 0.75)
+        with pytest.raises(RemoteError, match=r"ended with the reward 0\.25"):
+            await world.end(new, 0.75)
         assert world.scheduler._ledger.batches[0].reward[0] == 0.25
 
     play(scenario)
 
 
-def test_an_episode_that_ends_in_mid_turn_keeps_its_whole_turns_and_stops_the_engine() -> None:
+@pytest.mark.parametrize("turns", [0, 1])
+def test_an_episode_that_ends_in_mid_turn_is_an_answer_with_what_the_model_has_said_and_stops_the_engine(
+    turns: int,
+) -> None:
+    """Also in its first turn: else a model that rambles would escape the reward that its agent gives for that."""
+
     async def scenario(world: Outside) -> None:
-        name = await world.begin()
-        taken = await world.take(name, 0, HELLO, fresh=True)
-        at = 3 + len(taken.tokens)
-        under_way = asyncio.create_task(world.take(name, at, MORE))
-        await world.until(lambda: bool(world.workers[0].held))
-        await world.end(name, 0.5)
-        assert (await under_way).status == "ended"
+        name, at = await world.begin(), 0
+        for _ in range(turns):
+            at = 3 + len((await world.take(name, 0, HELLO, fresh=True)).tokens)
+        said_at = next(end for end in range(at + 1, 99) if len(turn_of(name, end)) > 5)  # a turn that takes a while
+        spoken = np.full(said_at - at, 5, np.int32)
+        under_way = asyncio.create_task(world.take(name, at, spoken, fresh=not turns))
         batch = world.scheduler._ledger.batches[0]
-        assert batch.length[0] == at
+        await world.until(lambda: bool(batch.length[0] > said_at))
+        await world.end(name, -0.5)
+        assert (await under_way).status == "ended"
+        kept = int(batch.length[0])
+        assert kept > said_at
+        assert batch.held(0)[said_at:kept].tolist() == turn_of(name, said_at)[: kept - said_at]
+        assert batch.reward[0] == -0.5 and batch.finish[0] == Ending.MID_TURN
+        assert world.scheduler.counters.tokens_discarded == 0
         await world.until(lambda: not world.workers[0].held)
         assert world.scheduler.credit()[0][2:] == (0, 0)
 
@@ -278,6 +292,45 @@ def test_whoever_waits_for_a_turn_hears_that_its_episode_was_set_aside_though_no
     play(scenario)
 
 
+def test_a_gateway_that_has_moved_ends_the_life_of_every_episode_and_its_keys_with_it() -> None:
+    async def scenario(world: Outside) -> None:
+        names = [await world.begin() for _ in range(3)]
+        for name in names:
+            await world.take(name, 0, HELLO, fresh=True)
+        await world.end(names[0], 0.25)
+        at = world.gateway.address("gateway")
+        await world.ask(RegisterService("j", "gateway", at), Acknowledged)
+        assert (await world.record(names[1])).status == "live"
+        await world.ask(RegisterService("j", "gateway", at, moved=True), Acknowledged)
+        assert [(await world.record(name)).status for name in names] == ["ended", "replaced", "replaced"]
+        await world.end(names[1], 1.0)  # changes nothing
+        again = await world.begin()
+        assert (again.prompt, again.sibling) in {(name.prompt, name.sibling) for name in names[1:]}
+        record = await world.record(again)
+        assert (record.status, len(record.tokens) > 0) == ("live", True)  # no token is lost
+
+    play(scenario)
+
+
+def test_an_episode_that_has_ended_takes_the_same_end_again_and_no_other() -> None:
+    async def scenario(world: Outside) -> None:
+        name = await world.begin()
+        await world.take(name, 0, HELLO, fresh=True)
+        for _ in range(2):
+            await world.end(name, 0.25)
+        no_result = Failure(FailureKind.NO_RESULT, "lost")
+        for reward, failure in ((0.75, None), (None, no_result)):
+            with pytest.raises(RemoteError, match=r"ended with the reward 0\.25, which stays") as refused:
+                await world.end(name, reward, failure)
+            assert isinstance(refused.value.raised, EndedBefore)
+        failed = await world.begin()
+        await world.take(failed, 0, HELLO, fresh=True)
+        for _ in range(2):
+            await world.end(failed, None, no_result)
+
+    play(scenario)
+
+
 def test_an_episode_in_which_the_model_said_nothing_has_no_result() -> None:
     async def scenario(world: Outside) -> None:
         name = await world.begin()
@@ -288,6 +341,19 @@ def test_an_episode_in_which_the_model_said_nothing_has_no_result() -> None:
         )
 
     play(scenario, {"attempts": 1})
+
+
+def test_an_episode_whose_reward_is_beyond_the_limit_has_no_result() -> None:
+    async def scenario(world: Outside) -> None:
+        name = await world.begin()
+        await world.take(name, 0, HELLO, fresh=True)
+        await world.end(name, 101.0)
+        batch = world.scheduler._ledger.batches[0]
+        assert batch.drop_reasons[0].startswith(
+            "no_result: its environment gave the reward 101, which is beyond reward.limit 100"
+        )
+
+    play(scenario, {"attempts": 1}, reward={"limit": 100.0})
 
 
 def test_nobody_knows_an_episode_that_was_never_begun() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from actors.ledger import events as ev
-from supervisors.simulation.environments import Manners
+from supervisors.simulation.cluster.environments import Manners
 from tests.actors.episode_world import THINK_S, EpisodeWorld, episodes_config
 from tests.actors.scheduler_world import play_in
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from actors.ledger import events as ev
-from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger
+from actors.ledger.ledger_writer import LedgerWriter
 from actors.ledger.memory_journal import MemoryJournal
 from actors.protocol.rewards import Verdict
 from actors.protocol.work import SamplingParams
@@ -180,14 +180,14 @@ def test_a_pruned_journal_still_says_behind_which_prompt_the_next_step_begins() 
         return {"prompts": names, "prompt_lengths": ones, "prompt_ids": ones, "contexts": [b""] * count}
 
     journal, ledger = MemoryJournal("j"), Ledger()
-    journaled = JournaledLedger(ledger, journal)
-    journaled.apply(ev.Opened(1))
-    journaled.apply(ev.BatchIssued(step=0, group_size=1, sampling=SamplingParams(max_tokens=4), **prompts(0, 2)))
-    journaled.apply(ev.BatchExtended(step=0, **prompts(2, 3)))
-    journaled.apply(ev.Dropped(0, np.arange(5, dtype=np.int32), NO_SIGNAL))
-    journaled.apply(ev.Committed(0, np.zeros(0, np.int64), np.zeros(0, np.int32), 1))
+    ledger_writer = LedgerWriter(ledger, journal)
+    ledger_writer.apply(ev.Opened(1))
+    ledger_writer.apply(ev.BatchIssued(step=0, group_size=1, sampling=SamplingParams(max_tokens=4), **prompts(0, 2)))
+    ledger_writer.apply(ev.BatchExtended(step=0, **prompts(2, 3)))
+    ledger_writer.apply(ev.Dropped(0, np.arange(5, dtype=np.int32), NO_SIGNAL))
+    ledger_writer.apply(ev.Committed(0, np.zeros(0, np.int64), np.zeros(0, np.int32), 1))
     known = {name: int(getattr(ledger.counters, name)) for name in ledger.counters.__dataclass_fields__}
-    journaled.apply(ev.Checkpointed(1, "step_000001", known))
+    ledger_writer.apply(ev.Checkpointed(1, "step_000001", known))
     journal.prune(1)
     floor, events = journal.read()
     assert not any(isinstance(event, ev.BatchIssued | ev.BatchExtended) for event in events)

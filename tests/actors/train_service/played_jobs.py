@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, MicroBatch, TrainBackend
-from actors.trainer.backends.service_backend import ServiceBackend
 from actors.trainer.errors import BundleLost
 from tests.actors.train_service.service_world import ServiceWorld, Trainer, spec_of
 
@@ -90,10 +89,11 @@ async def train(backend: TrainBackend, job: str, record: Record, first: int, pau
         losses: list[float] = []
         for batch in batches(job, step):
             await pause()
-            stats = await backend.accumulate(batch, LOSS)
+            await backend.accumulate(batch, LOSS)
             values = float((await backend.values(batch)).sum()) if job == JUDGED else 0.0
-            losses += [stats.loss_sum, stats.value_loss_sum, values]
+            losses.append(values)
         result = await backend.step(weight=10.0)
+        losses += [result.stats.loss_sum, result.stats.value_loss_sum]
         path = record.directory / f"v{step + 1}"
         manifest = await backend.export_segment(path, job=job, policy_version=step + 1, chunk_bytes=1 << 20)
         path.unlink()
@@ -101,8 +101,7 @@ async def train(backend: TrainBackend, job: str, record: Record, first: int, pau
         record.losses[step], record.norms[step] = losses, result.grad_norm
         record.versions[step + 1] = b"".join(manifest.chunk_hashes).hex()
         record.committed = max(record.committed, step + 1)
-        if isinstance(backend, ServiceBackend):
-            backend.committed(step + 1)
+        backend.committed(step + 1)
         if step + 1 == STEPS // 2 > record.checkpoint:
             await backend.save(record.directory / "checkpoint")
             record.checkpoint = step + 1
@@ -138,7 +137,7 @@ class SharedJob:
             await self._world.is_there.wait()
             self.record.lives += 1
             self._trainer = await self._world.trainer(self._job, checkpoint_step=self.record.checkpoint)
-            self._life = asyncio.create_task(self._one_life(self._trainer.backend))
+            self._life = asyncio.create_task(self._one_life(self._trainer))
             try:
                 await self._life
             except BundleLost:
@@ -154,13 +153,13 @@ class SharedJob:
             self._life.cancel()
             await self._trainer.kill()
 
-    async def _one_life(self, backend: ServiceBackend) -> None:
-        record = self.record
-        await backend.start(_spec(self._job, self._model))
+    async def _one_life(self, trainer: Trainer) -> None:
+        record, backend = self.record, trainer.backend
+        await trainer.attach(_spec(self._job, self._model))
         first = record.checkpoint
-        if backend.resumed_step is not None:
-            assert record.checkpoint < backend.resumed_step <= record.committed, "state that nobody may go on from"
-            first = backend.resumed_step
+        if trainer.resumed_step is not None:
+            assert record.checkpoint < trainer.resumed_step <= record.committed, "state that nobody may go on from"
+            first = trainer.resumed_step
             record.resumed.append(first)
         elif first:
             await backend.load(record.directory / "checkpoint")

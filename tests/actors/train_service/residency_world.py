@@ -11,7 +11,7 @@ from typing import ClassVar, ParamSpec, TypeVar
 from actors.train_service.residency import Residency, ResidencyRules
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.backends.simulated_backend import SimulatedBackend
-from actors.trainer.parking import Parkable
+from actors.trainer.parking import Parkable, Place
 from tests.contracts.test_train_backend_contract import samples, whole
 
 P = ParamSpec("P")
@@ -95,6 +95,6 @@ async def bits(backend: Parkable) -> bytes:
     found = b""
     for part in backend.parts():
         place = memoryview(bytearray(part.size_bytes))
-        await backend.copy_out({part.name: place}, 1 << 20)
+        await backend.copy_out({part.name: Place(place, Path("in memory alone"))}, 1 << 20)
         found += bytes(place)
     return found

@@ -14,10 +14,11 @@ from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
 from actors.core.watch import Down
 from actors.protocol.training import QueryService, ServiceState
+from actors.ranks.followers import NOBODY, Followers
 from actors.roles import ServiceArgs
 from actors.train_service.service import TrainService
 from actors.trainer.backend import BackendSpec, TrainBackend
-from actors.trainer.backends.service_backend import Client, ServiceBackend
+from actors.trainer.backends.service_backend import ServiceBackend, ServiceClient
 from actors.trainer.backends.simulated_backend import SimulatedBackend
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.services import ServiceConfig
@@ -37,10 +38,19 @@ class Asker(Actor):
 class Trainer:
     """One life of a job's trainer: ``backend`` asks for it."""
 
-    def __init__(self, system: ActorSystem, transport: MemoryTransport, backend: ServiceBackend) -> None:
+    def __init__(
+        self, system: ActorSystem, transport: MemoryTransport, backend: ServiceBackend, checkpoint_step: int
+    ) -> None:
         self.system = system
         self.transport = transport
         self.backend = backend
+        self.checkpoint_step = checkpoint_step
+        self.resumed_step: int | None = None
+        """Steps in the state that the service had kept, once it has attached."""
+
+    async def attach(self, spec: BackendSpec | None = None) -> None:
+        """Have its bundle made."""
+        self.resumed_step = await self.backend.start(spec or spec_of(), checkpoint_step=self.checkpoint_step)
 
     async def kill(self) -> None:
         """It is gone from one moment to the next, and says nothing."""
@@ -49,18 +59,22 @@ class Trainer:
 
 
 class ServiceWorld:
-    """Everything in one process of the test. ``make``: the backend of a kind."""
+    """Everything in one process of the test, but ``followers``, which a life of the service leads.
+
+    ``make``: the backend of a kind; None: over those ranks.
+    """
 
     def __init__(
         self,
         directory: Path,
         *,
-        make: Callable[[str], TrainBackend] = lambda kind: SimulatedBackend(),
+        make: Callable[[str], TrainBackend] | None = lambda kind: SimulatedBackend(),
+        followers: Callable[[], Followers] = lambda: NOBODY,
         limits: Limits = DEFAULT_LIMITS,
         **config: object,
     ) -> None:
         self.directory = directory
-        self.make = make
+        self.make, self.followers = make, followers
         self.limits = limits
         sections = {"name": SERVICE, "backend": "simulated", "memory_bytes": 10**9, "device": "cpu", "threads": 1}
         self.config = ServiceConfig.model_validate(sections | config)
@@ -84,7 +98,7 @@ class ServiceWorld:
             role="train_service", name=SERVICE, node="head", run_dir=str(self.directory),
             metrics=self.metrics or ActorAddress("metrics", self.system.peer), service=self.config.model_dump_json(),
         )  # fmt: skip
-        self.service = TrainService(args, self.make)
+        self.service = TrainService(args, self.make, followers=self.followers() if self.config.ranks > 1 else NOBODY)
         await self.system.spawn(SERVICE, self.service)
         self.is_there.set()
 
@@ -94,6 +108,7 @@ class ServiceWorld:
         self.transport.abort()
         self.service._notes.close = lambda: None  # the dead note nothing
         await self.system.stop()
+        self.service._residency._stored._files.close()  # its lock ends with its process
 
     async def stop_in_order(self) -> None:
         """The service is told to end, as the head does when it ends itself."""
@@ -119,17 +134,24 @@ class ServiceWorld:
         await system.start()
         asker = Asker()
         await system.spawn("trainer", asker)
-        client = Client(job=job, run=run, backend=kind or self.config.backend, priority=priority, share=share)
+        client = ServiceClient(
+            job=job,
+            run=run,
+            backend=kind or self.config.backend,
+            ranks=self.config.ranks,
+            priority=priority,
+            share=share,
+        )
         backend = ServiceBackend(client, self.system.address(SERVICE))
-        backend.connect(asker.ctx, checkpoint_step=checkpoint_step)
-        trainer = Trainer(system, transport, backend)
+        backend.connect(asker.ctx)
+        trainer = Trainer(system, transport, backend, checkpoint_step)
         self._trainers.append(trainer)
         return trainer
 
     async def attached(self, job: str, spec: BackendSpec | None = None, **how: object) -> Trainer:
         """A trainer whose bundle is there."""
         trainer = await self.trainer(job, **how)  # type: ignore[arg-type]
-        await trainer.backend.start(spec or spec_of())
+        await trainer.attach(spec)
         return trainer
 
     async def state(self) -> ServiceState:

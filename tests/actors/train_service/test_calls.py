@@ -14,15 +14,15 @@ from actors.core.errors import RemoteError
 from actors.protocol.training import (
     AttachBundle,
     BundleAttached,
+    CallFailed,
     DetachBundle,
-    Failed,
-    Step,
+    StepCall,
     Stepped,
     TrainAnswer,
     TrainCall,
 )
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
-from tests.actors.train_service.service_world import SERVICE, ServiceWorld, Trainer, settled, spec_of
+from tests.actors.train_service.service_world import SERVICE, ServiceWorld, Trainer, settled
 from tests.simulated import run_simulated
 from transport.transport import DownReason
 
@@ -31,7 +31,7 @@ def call(trainer: Trainer, number: int, *, life: str = "", job: str = "a"):
     """A step, asked below the backend that counts for itself."""
     ref = trainer.system.ref(trainer.backend._service)
     life = life or trainer.backend._life
-    question = TrainCall(job=job, life=life, number=number, body=Step(1.0), wait_s=60.0, limit_s=60.0)
+    question = TrainCall(job=job, life=life, number=number, body=StepCall(1.0), wait_s=60.0, limit_s=60.0)
     return ref.ask(question, TrainAnswer, 200.0)
 
 
@@ -43,9 +43,9 @@ class Counting(SimulatedBackend):
     def __init__(self) -> None:
         super().__init__(TrainCost(step_s=1.0))
 
-    async def step(self, *, weight: float):
+    async def step(self, **of: Any):
         self.taken += 1
-        return await super().step(weight=weight)
+        return await super().step(**of)
 
 
 def play(tmp_path: Path, scenario, **config: Any) -> list[Counting]:
@@ -219,7 +219,7 @@ def test_attaching_again_in_the_same_life_gives_the_same_bundle(tmp_path: Path) 
             return await ask(question, *rest)
 
         trainer.backend._ask = noting  # type: ignore[method-assign]
-        await trainer.backend.start(spec_of())
+        await trainer.attach()
         ref = trainer.system.ref(world.system.address(SERVICE))
         again = await asyncio.gather(*(ref.ask(asked[0], BundleAttached, 100.0) for _ in range(3)))
         assert {one.life for one in again} == {trainer.backend._life}
@@ -232,7 +232,7 @@ def test_a_call_that_raises_breaks_its_own_bundle_only_and_its_answer_is_kept(tm
         a, b = await world.attached("a"), await world.attached("b")
         await call(a, 1)
         failed = await call(a, 2)
-        assert isinstance(failed.outcome, Failed) and failed.outcome.breaks
+        assert isinstance(failed.outcome, CallFailed) and failed.outcome.breaks
         assert await call(a, 2) == failed
         with pytest.raises(RemoteError, match=r"BundleLost.*a bug of torch"):
             await call(a, 3)
@@ -242,10 +242,10 @@ def test_a_call_that_raises_breaks_its_own_bundle_only_and_its_answer_is_kept(tm
         await call(third, 1)
 
     class Broken(Counting):
-        async def step(self, *, weight: float):
+        async def step(self, **of: Any):
             if made.index(self) == 0 and self.taken == 1:
                 raise RuntimeError("a bug of torch")
-            return await super().step(weight=weight)
+            return await super().step(**of)
 
     made: list[Counting] = []
 

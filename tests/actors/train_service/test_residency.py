@@ -18,9 +18,9 @@ import pytest
 from msgspec.structs import replace
 
 from actors.train_service import parked_files
+from actors.train_service.errors import DirectoryInUse, MoveStuck, NeverFits, NoRoomToPark, NotParkable
 from actors.train_service.parked_manifest import decode, encode
 from actors.train_service.residency import remove_parked
-from actors.train_service.residency_errors import DirectoryInUse, MoveStuck, NeverFits, NoRoomToPark, NotParkable
 from actors.trainer.backend import LossSpec
 from actors.trainer.errors import ParkedStateDamaged, StateParked
 from actors.weights.segments import files_in_memory, known_run_id, memory_of
@@ -62,14 +62,6 @@ async def test_what_fits_stays_and_the_least_recently_used_leaves_first(world: W
     report = world.residency.report()
     assert report.budget_bytes == 2 * RESIDENT
     assert (report.parked, report.resumed) == (2, 1)
-
-
-async def test_who_is_needed_last_leaves_first(world: World) -> None:
-    await world.add("a", "b")
-    world.residency.expect("a", 1000.0)
-    world.residency.expect("b", 5.0)
-    await world.add("c")
-    assert [world.tier(job) for job in "abc"] == ["host", "budget", "budget"]
 
 
 async def test_a_bundle_larger_than_the_budget_is_refused_with_both_numbers(world: World) -> None:
@@ -214,16 +206,6 @@ async def test_a_job_that_leaves_takes_its_files_along_unless_it_is_to_come_back
     await world.residency.remove("b")
     assert files(world) == []
     assert (world.residency.report().host_bytes, world.residency.report().disk_bytes) == (0, 0)
-
-
-async def test_weights_of_a_parked_bundle_are_exported_where_they_lie(world: World, tmp_path: Path) -> None:
-    await world.add("a")
-    await world.train("a")
-    for name in ("resident", "host"):
-        await world.residency.export("a", tmp_path / name, policy_version=1, chunk_bytes=4096)
-        await world.residency.park("a")
-    assert world.tier("a") == "host"
-    assert (tmp_path / "resident").read_bytes() == (tmp_path / "host").read_bytes()
 
 
 # ------------------------------------------------------------ what a next life finds
@@ -405,21 +387,19 @@ async def test_a_process_that_is_killed_leaves_what_it_has_stored(tmp_path: Path
 # ------------------------------------------------------------ full
 
 
-async def test_when_host_memory_is_full_the_least_useful_copy_moves_to_disk(world: World) -> None:
+async def test_when_host_memory_is_full_the_copy_that_was_used_longest_ago_moves_to_disk(world: World) -> None:
     world = with_rules(world, host_bytes=2 * COPY)
     await world.residency.open()
     await world.add("a", "b")
     await world.residency.park("a")
     await world.residency.park("b")
-    world.residency.expect("b", 1000.0)
-    world.residency.expect("a", 5.0)
     await world.add("c")
     await world.residency.park("c")
-    assert [world.tier(job) for job in "abc"] == ["host", "disk", "host"]
+    assert [world.tier(job) for job in "abc"] == ["disk", "host", "host"]
     report = world.residency.report()
     assert (report.host_bytes, report.disk_bytes, report.demoted) == (2 * COPY, COPY, 1)
-    await world.residency.make_resident("b")
     await world.residency.make_resident("a")
+    await world.residency.make_resident("b")
 
 
 async def test_what_is_stored_and_stored_again_keeps_one_file_more_for_the_next_time(world: World) -> None:

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 from actors.core.message import Done
 from actors.protocol.training import DetachBundle
+from actors.train_service.errors import MoveStuck
 from actors.train_service.parked_files import remove_parked
-from actors.train_service.residency_errors import MoveStuck
 from actors.trainer.backend import BackendSpec, TrainBackend
 from actors.trainer.backends import service_backend
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
@@ -74,7 +74,7 @@ def test_a_job_that_disagrees_is_refused_in_a_sentence_for_good(
     async def scenario(world: ServiceWorld) -> None:
         trainer = await world.trainer("a")
         with pytest.raises(ServiceRefuses, match=sentence) as refused:
-            await trainer.backend.start(spec_of(**spec))
+            await trainer.attach(spec_of(**spec))
         assert refused.value.permanent
 
     play(tmp_path, scenario, **config)
@@ -84,7 +84,7 @@ def test_another_kind_of_backend_is_refused(tmp_path: Path) -> None:
     async def scenario(world: ServiceWorld) -> None:
         trainer = await world.trainer("a", kind="torch")
         with pytest.raises(ServiceRefuses, match=r"trainer\.backend is torch, and the service train-0 computes w"):
-            await trainer.backend.start(spec_of())
+            await trainer.attach()
 
     play(tmp_path, scenario)
 
@@ -94,7 +94,7 @@ def test_a_trainer_of_another_machine_is_refused(tmp_path: Path, monkeypatch: py
         trainer = await world.trainer("a")
         monkeypatch.setattr(service_backend, "host_id", lambda: "elsewhere/1")
         with pytest.raises(ServiceRefuses, match=r"runs on elsewhere/1, and the service train-0 on .*one machine"):
-            await trainer.backend.start(spec_of())
+            await trainer.attach()
 
     play(tmp_path, scenario)
 
@@ -113,7 +113,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path
     async def scenario(world: ServiceWorld) -> None:
         trainer = await world.trainer("a")
         with pytest.raises(ServiceRefuses, match=r"needs 16\.0 MB .* has memory_bytes: 15\.0 MB; give it more"):
-            await trainer.backend.start(spec_of(model))
+            await trainer.attach(spec_of(model))
 
     play(tmp_path / "service", scenario, memory_bytes=15_000_000, make=make)
     assert made == []
@@ -124,10 +124,10 @@ def test_more_jobs_than_it_may_serve_have_to_wait_for_a_place(tmp_path: Path) ->
         first = await world.attached("a")
         second = await world.trainer("b")
         with pytest.raises(ServiceBusy, match="serves 1 jobs already"):
-            await second.backend.start(spec_of())
+            await second.attach()
         await first.backend.close(keep=False)
         await settled()
-        await second.backend.start(spec_of())
+        await second.attach()
 
     play(tmp_path, scenario, jobs_max=1)
 
@@ -185,7 +185,7 @@ def test_what_a_backend_raises_is_raised_at_its_trainer_and_nowhere_else(
         other = await world.attached("a")
         trainer = await world.trainer("b")
         with pytest.raises(seen) as error:
-            await trainer.backend.start(spec_of())
+            await trainer.attach()
             await trainer.backend.accumulate(batches("b", 0)[0], LOSS)
             await trainer.backend.export_checkpoint(tmp_path / "c")
         assert str(raised) in str(error.value)
@@ -416,9 +416,9 @@ def test_a_call_that_still_computes_is_waited_for_before_its_backend_is_closed(t
 
 def test_a_step_that_outlives_its_trainer_is_no_part_of_the_next_ones_burst(tmp_path: Path) -> None:
     class Slow(SimulatedBackend):
-        async def step(self, *, weight: float) -> Any:
+        async def step(self, **of: Any) -> Any:
             await asyncio.sleep(10.0)
-            return await super().step(weight=weight)
+            return await super().step(**of)
 
     async def scenario(world: ServiceWorld) -> None:
         trainer = await world.attached("a")
@@ -427,7 +427,7 @@ def test_a_step_that_outlives_its_trainer_is_no_part_of_the_next_ones_burst(tmp_
         stepping.cancel()
         await trainer.kill()
         await world.attached("a", checkpoint_step=1)  # so that the burst goes on: it is to load that
-        assert not world.service._turns._jobs["a"].has_stepped
+        assert not world.service._slices._jobs["a"].has_stepped
 
     play(tmp_path / "service", scenario, make=lambda kind: Slow())
 
@@ -436,13 +436,13 @@ def test_state_that_a_failed_call_may_have_half_changed_is_not_kept(tmp_path: Pa
     """The step changes the weights and raises; its number of steps is one that the job has committed."""
 
     class Torn(SimulatedBackend):
-        async def step(self, *, weight: float) -> Any:
+        async def step(self, **of: Any) -> Any:
             if self.steps == 1 and not torn:
                 torn.append(self)
                 self._policy.weights += 1.0
                 self._changed("trained")
                 raise RuntimeError("torn")
-            return await super().step(weight=weight)
+            return await super().step(**of)
 
     torn: list[SimulatedBackend] = []
     weights: list[bytes] = []
@@ -457,7 +457,7 @@ def test_state_that_a_failed_call_may_have_half_changed_is_not_kept(tmp_path: Pa
             await trainer.backend.step(weight=1.0)
         await trainer.kill()
         trainer = await world.attached("a")
-        assert trainer.backend.resumed_step == 1
+        assert trainer.resumed_step == 1
         await trainer.backend.export_segment(tmp_path / "again", job="x", policy_version=1, chunk_bytes=1 << 20)
         assert (tmp_path / "again").read_bytes() == weights[0]
 
@@ -471,7 +471,7 @@ def test_state_that_the_job_has_not_committed_is_of_no_use(tmp_path: Path) -> No
         await burst(trainer, tmp_path / "v")
         await asyncio.sleep(5.0)
         await trainer.kill()
-        assert (await world.attached("a")).backend.resumed_step is None
+        assert (await world.attached("a")).resumed_step is None
 
     play(tmp_path / "service", scenario)
 
@@ -480,7 +480,7 @@ def test_committed_state_is_gone_on_from_by_the_same_run_if_it_is_newer_than_the
     async def scenario(world: ServiceWorld) -> None:
         async def life(step: int, **how: Any) -> int | None:
             trainer = await world.attached("a", **how)
-            resumed = trainer.backend.resumed_step
+            resumed = trainer.resumed_step
             await burst(trainer, tmp_path / "v", step)
             trainer.backend.committed(1 + (resumed or 0))
             await asyncio.sleep(5.0)
@@ -507,6 +507,6 @@ def test_of_a_job_that_is_over_nothing_is_kept(tmp_path: Path) -> None:
         service = world.system.ref(world.system.address("train-0"))
         await service.ask(DetachBundle(job="a"), Done)
         assert (await world.state()).bundles == []
-        assert (await world.attached("a")).backend.resumed_step is None
+        assert (await world.attached("a")).resumed_step is None
 
     play(tmp_path / "service", scenario)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from actors.train_service.residency_errors import MoveStuck
+from actors.train_service.errors import MoveStuck
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.errors import BundleLost, ServiceBusy
 from configs.limits import Limits
 from tests.actors.train_service.played_jobs import LOSS, batches
-from tests.actors.train_service.service_world import ServiceWorld, spec_of
+from tests.actors.train_service.service_world import ServiceWorld
 from tests.actors.train_service.test_service import burst, die_in_a_call, play
 
 
@@ -111,11 +111,11 @@ def test_a_job_that_died_as_it_attached_to_load_its_checkpoint_keeps_nobody_wait
     async def scenario(world: ServiceWorld) -> None:
         first = await world.attached("a")
         dying = await world.trainer("b", checkpoint_step=1)
-        attaching = asyncio.ensure_future(dying.backend.start(spec_of()))
+        attaching = asyncio.ensure_future(dying.attach())
         await asyncio.sleep(0.5)
         asked = asyncio.ensure_future(first.backend.step(weight=1.0))
         again = await world.trainer("b", checkpoint_step=1)
-        await again.backend.start(spec_of())
+        await again.attach()
         await asked
         await asyncio.gather(attaching, return_exceptions=True)
         assert first.backend.taken_times().waited_s == pytest.approx(0.5, abs=0.05)
@@ -146,7 +146,7 @@ def test_a_trainer_that_goes_while_others_are_parked_for_it_leaves_no_reservatio
         other = await world.attached("b")
         await other.backend.step(weight=1.0)
         suspect = await world.trainer("a")
-        asked = asyncio.ensure_future(suspect.backend.start(spec_of()))
+        asked = asyncio.ensure_future(suspect.attach())
         await asyncio.sleep(1.0)
         asked.cancel()
         await suspect.kill()
@@ -210,7 +210,7 @@ def test_a_question_of_a_dead_trainer_that_is_late_does_not_end_its_successors_l
 
         ctx.run_blocking = slow  # type: ignore[method-assign]
         former = await world.trainer("a")
-        asked = asyncio.ensure_future(former.backend.start(spec_of()))
+        asked = asyncio.ensure_future(former.attach())
         await asyncio.sleep(1.0)
         asked.cancel()
         await former.kill()

@@ -37,9 +37,9 @@ class Noting(SimulatedBackend):
         self._log.append(("accumulate", id(self)))
         return await super().accumulate(batch, loss)
 
-    async def step(self, *, weight: float):
+    async def step(self, **of: Any):
         self._log.append(("step", id(self)))
-        return await super().step(weight=weight)
+        return await super().step(**of)
 
     async def export_segment(self, path: Path, **of: Any):
         self._log.append(("export", id(self)))

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from actors.train_service.sizes import replicas_of, state_bytes
+from actors.models.adapter import AdapterSpec
+from actors.train_service.sizes import parameters_of, replicas_of, state_bytes
 from actors.trainer import setup
+from actors.trainer.backend import BackendSpec
+from actors.trainer.backends.torch.adapter import Switch, add_adapter
+from actors.trainer.backends.torch.causal_lm import load_model
+from benchmarks.gpu._model_family import make_model
+from benchmarks.gpu.model_families import FAMILIES
 from configs.adapter_schema import AdapterConfig
 from configs.services import ServiceConfig
-from supervisors.head.admission import trained_bytes
+from supervisors.sharing.admission import trained_bytes
 from tests.smallest_job import smallest_job
 
 
@@ -44,3 +50,19 @@ def test_the_state_of_an_adapter_is_the_adapters_alone(tmp_path: Path) -> None:
     model = job.model.model_copy(update={"adapter": AdapterConfig(rank=2, targets=["q"])})
     adapted = trained_bytes(job.model_copy(update={"model": model}), tmp_path, [])
     assert (whole, adapted) == ((64 * 32 + 32 * 128 + 32) * 16, 2 * (64 + 32) * 16)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_an_adapter_of_experts_is_reckoned_at_no_less_than_it_takes_and_without_it_experts_count_nothing(
+    tmp_path: Path, family: str
+) -> None:
+    """In mixtral's files each expert has matrices of its own, in gpt_oss's all of them have one tensor."""
+    make_model(family, FAMILIES[family], tmp_path)
+    model = load_model(tmp_path, BackendSpec(model_path=tmp_path)).requires_grad_(False)
+    targets = ("o_proj", "experts.gate_up_proj", "experts.down_proj")
+    add_adapter(model, AdapterSpec(rank=4, alpha=4.0, targets=targets), Switch(), seed=0)
+    takes = sum(own.numel() for own in model.parameters() if own.requires_grad)
+    reckoned = parameters_of(tmp_path, AdapterSpec(rank=4, alpha=4.0, targets=targets))
+    assert takes <= reckoned < 1.5 * takes
+    others = parameters_of(tmp_path, AdapterSpec(rank=4, alpha=4.0, targets=("o_proj",)))
+    assert others == 2 * 4 * sum(model.model.layers[0].self_attn.o_proj.weight.shape)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from actors.trainer.backend import LossSpec
-from actors.trainer.losses import TokenColumns
+from actors.trainer.learning.losses import TokenColumns
 
 not_a_function = 3
 

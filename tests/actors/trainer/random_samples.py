@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.trainer.batching import TrainSample
+from actors.trainer.learning.samples import TrainSample
 
 
 def random_sample(

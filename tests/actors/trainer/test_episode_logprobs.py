@@ -21,8 +21,8 @@ from actors.rollout.engine import EngineSpec, GenerationRequest
 from actors.rollout.engines.torch.torch_engine import TorchEngine
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import group_samples, pad
-from actors.trainer.rules import LearningRule
+from actors.trainer.learning.rules import LearningRule
+from actors.trainer.learning.samples import group_samples, pad
 from configs.learning_schema import AlgorithmConfig
 from tests.tiny_checkpoint import make_tiny_checkpoint
 

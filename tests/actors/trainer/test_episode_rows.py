@@ -14,10 +14,10 @@ from actors.protocol.groups import GroupGrant
 from actors.trainer.accounts import shape_of
 from actors.trainer.backend import MicroBatch
 from actors.trainer.backends.simulated_backend import SimulatedBackend
-from actors.trainer.batching import cut, group_samples, model_tokens, pad
 from actors.trainer.errors import BadGrant
-from actors.trainer.rules import LearningRule
-from actors.trainer.step_estimates import StepEstimates
+from actors.trainer.learning.rules import LearningRule
+from actors.trainer.learning.samples import cut, group_samples, model_tokens, pad
+from actors.trainer.learning.step_estimates import StepEstimates
 from configs.learning_schema import AlgorithmConfig
 from tests.smallest_job import smallest_job
 
@@ -97,7 +97,7 @@ def test_a_rule_that_whitens_estimates_each_context_and_leaves_out_the_environme
     algorithm = AlgorithmConfig.model_validate({"name": name})
     group = granted("|askABgoCD|newEF", "|xG")
     samples = group_samples(group, LearningRule(algorithm, 100), max_staleness=0)
-    estimates = StepEstimates(smallest_job(algorithm={"name": name}), ExpectsNothing())
+    estimates = StepEstimates(smallest_job(algorithm={"name": name}), ExpectsNothing().values)
     found = asyncio.run(estimates.estimated(samples))
     assert [sample.name for sample in found] == [(7, 0, 0), (7, 0, 1), (7, 1, 0)]
     first, second, third = (np.asarray(sample.advantage) for sample in found)

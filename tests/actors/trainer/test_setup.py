@@ -24,9 +24,9 @@ from transport.address import ActorAddress, PeerId
 NOBODY = ActorAddress("nobody", PeerId("nowhere", 1))
 
 
-def spec_of(job: JobConfig):
+def spec_of(job: JobConfig, model: Path = Path("/model")):
     args = RoleArgs(
-        role="trainer", name="trainer", node="n", job=job.model_dump_json(), model_path="/model", run_dir="/run",
+        role="trainer", name="trainer", node="n", job=job.model_dump_json(), model_path=str(model), run_dir="/run",
         scheduler=NOBODY, metrics=NOBODY,
     )  # fmt: skip
     return backend_spec(args, job)
@@ -35,13 +35,14 @@ def spec_of(job: JobConfig):
 def test_every_training_parameter_reaches_the_backend() -> None:
     trainer = {
         "backend": "simulated", "lr": 0.5, "warmup_steps": 7, "weight_decay": 0.1, "betas": (0.8, 0.9),
-        "max_grad_norm": 3.0, "threads": 2, "gradient_checkpointing": True,
+        "max_grad_norm": 3.0, "threads": 2, "recompute": "whole", "attention": "flex",
     }  # fmt: skip
     spec = spec_of(job_config(trainer=trainer, seed=9, model={"path": "m", "dtype": "bfloat16"}))
     assert (spec.model_path, spec.dtype, spec.device, spec.threads) == (Path("/model"), "bfloat16", "cpu", 2)
     assert (spec.learning_rate, spec.warmup_steps, spec.weight_decay) == (0.5, 7, 0.1)
     assert (spec.adam_betas, spec.max_grad_norm, spec.seed) == ((0.8, 0.9), 3.0, 9)
-    assert spec.gradient_checkpointing
+    assert spec.recompute == "whole"
+    assert spec.attention == "flex"
     assert not spec.needs_reference
 
 
@@ -81,6 +82,13 @@ def test_a_model_whose_operations_are_worth_sharing_out_is_trained_on_every_core
     assert [resolve_replicas(threads, tmp_path) for threads in (1, 2, 7)] == [1, 2, 2]
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(bytes(1000))
     assert resolve_replicas(7, tmp_path) == 1
+
+
+def test_a_model_that_is_compiled_has_no_replicas_since_torch_compiles_on_one_thread(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(SHARED_OUT_BYTES)
+    specs = [spec_of(job_config(trainer={"threads": 2, "compile": on}), tmp_path) for on in (False, True)]
+    assert [(spec.compile, spec.replicas, spec.threads) for spec in specs] == [(False, 2, 2), (True, 1, 2)]
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:

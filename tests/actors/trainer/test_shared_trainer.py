@@ -14,7 +14,7 @@ from actors.core.watch import Gone
 from actors.roles import RoleArgs, ServiceArgs
 from actors.train_service.parked_files import remove_parked
 from actors.train_service.service import TrainService
-from actors.trainer.backends.service_backend import Client, ServiceBackend
+from actors.trainer.backends.service_backend import ServiceBackend, ServiceClient
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.errors import BackendClosed, BundleLost, ServiceRefuses
 from actors.trainer.trainer import Trainer
@@ -273,7 +273,7 @@ def test_a_trainer_without_a_service_has_no_part_of_it(tmp_path: Path) -> None:
 
     async def main() -> None:
         trainer = await world.start()
-        assert trainer._service is None
+        assert not trainer._backend.is_shared
         await world.finish()
 
     run_simulated(main())
@@ -282,6 +282,6 @@ def test_a_trainer_without_a_service_has_no_part_of_it(tmp_path: Path) -> None:
 
 def test_it_must_be_connected_first() -> None:
     there = ActorAddress("s", PeerId("head", 1))
-    backend = ServiceBackend(Client(job="j", run="r", backend="simulated"), there)
+    backend = ServiceBackend(ServiceClient(job="j", run="r", backend="simulated"), there)
     with pytest.raises(BackendClosed, match="before start"):
         backend.stored_bytes()

@@ -15,7 +15,7 @@ from actors.core.errors import ReplyError
 from actors.core.system import ActorExit, ActorSystem
 from actors.core.watch import Gone
 from actors.host.room import NoSpaceLeft
-from actors.ledger.errors import NotAccepted
+from actors.protocol.failures import NotAccepted
 from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
 from actors.trainer import checkpoint
@@ -83,8 +83,46 @@ def test_the_metrics_of_a_step_are_complete(tmp_path: Path) -> None:
     assert metrics["staleness_max"] == 0
     assert metrics["seconds"] > 2.0
     assert 0 <= metrics["trainer_idle_fraction"] < 0.1
-    for name in ("grad_norm", "clip_fraction", "kl", "entropy", "loss", "learning_rate", "engine_mismatch"):
+    for name in ("grad_norm", "clip_fraction", "entropy", "loss", "learning_rate", "engine_mismatch"):
         assert np.isfinite(metrics[name]), name
+    assert np.isnan(metrics["kl"]), "the job has no reference"
+    assert np.isnan(metrics["stale_mismatch"]), "no token is stale"
+
+
+_OF_TRAINED_TOKENS = (
+    "loss",
+    "grad_norm",
+    "kl",
+    "entropy",
+    "engine_mismatch",
+    "clip_fraction",
+    "correction_cut_fraction",
+)
+
+
+@pytest.mark.parametrize("updates", [{}, {"epochs": 2, "minibatches": 2}])
+def test_a_step_that_trains_nothing_has_no_measurements_of_the_training(
+    tmp_path: Path, updates: dict[str, int]
+) -> None:
+    """All rewards of its groups are equal."""
+    algorithm = {"group_size": GROUP, "prompts_per_step": PROMPTS, **updates}
+    world = World(tmp_path, job=job_config(algorithm=algorithm))
+    world.scheduler.equal = set(prompts_of(1))
+    run_to_end(world)
+    empty, full = (world.scheduler.commits[step].metrics for step in (1, 2))
+    assert empty["tokens_trained"] == 0 and empty["degenerate_fraction"] == 1
+    assert [name for name in _OF_TRAINED_TOKENS if not np.isnan(empty[name])] == []
+    assert [name for name in _OF_TRAINED_TOKENS if np.isnan(full[name])] == ["kl"]
+    assert empty["learning_rate"] == full["learning_rate"] > 0, "the optimizer does step"
+
+
+def test_the_loss_of_a_step_is_that_of_its_minibatches_that_had_something_to_learn(tmp_path: Path) -> None:
+    """The last minibatch of the second step teaches nothing."""
+    algorithm = {"group_size": GROUP, "prompts_per_step": PROMPTS, "minibatches": 2}
+    world = World(tmp_path, job=job_config(algorithm=algorithm))
+    world.scheduler.equal = set(prompts_of(1)[2:])
+    run_to_end(world)
+    assert world.scheduler.commits[1].metrics["grad_norm"] > 0
 
 
 def test_in_sync_mode_the_micro_batches_do_not_depend_on_the_order_of_arrival(tmp_path: Path) -> None:

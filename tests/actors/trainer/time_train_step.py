@@ -1,6 +1,7 @@
 """Prints the seconds of one training step at the size of the quickstart: 32 groups of 8, about 25 tokens a sample.
 
     python tests/actors/trainer/time_train_step.py [--threads 1] [--window 32] [--degenerate 0.0] [--padded]
+    [--attention dense]
 
 Wall-clock and processor seconds, medians of 15 steps after 3; the second is the one to compare on a busy machine.
 """
@@ -20,7 +21,7 @@ import numpy as np
 
 from actors.trainer.backend import BackendSpec, LossSpec
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import TrainSample, cut
+from actors.trainer.learning.samples import TrainSample, cut
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 GROUPS, SIBLINGS, WARM_UP, STEPS = 32, 8, 3, 15
@@ -53,10 +54,13 @@ async def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = make_tiny_checkpoint(Path(directory) / "model", hidden=96, layers=3, vocab=100)
         backend = TorchBackend()
-        await backend.start(BackendSpec(model_path=model, threads=arguments.threads, learning_rate=3e-4))
+        spec = BackendSpec(
+            model_path=model, threads=arguments.threads, learning_rate=3e-4, attention=arguments.attention
+        )
+        await backend.start(spec)
         assert backend._core is not None
         if arguments.padded:
-            backend._core._policy.replicas.members[0].logits.may_pack = False
+            backend._core.policy.replicas.members[0].logits.may_pack = False
         samples, rows = batch(arguments.degenerate), []
         for _ in range(WARM_UP + STEPS):
             wall_s, cpu_s = time.perf_counter(), time.process_time()
@@ -80,4 +84,5 @@ if __name__ == "__main__":
     parser.add_argument("--window", type=int, default=GROUPS)
     parser.add_argument("--degenerate", type=float, default=0.0)
     parser.add_argument("--padded", action="store_true")
+    parser.add_argument("--attention", default="blocks")
     asyncio.run(main(parser.parse_args()))

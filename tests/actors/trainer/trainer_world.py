@@ -27,7 +27,7 @@ from actors.protocol.services import LookupService, RegisterService, ServiceChan
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepGranted
 from actors.protocol.weights import Manifest, Publish, Published, QueryVersions, Versions
 from actors.roles import RoleArgs
-from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepResult
+from actors.trainer.backend import AdamStep, LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.trainer import Trainer
 from configs.limits import DEFAULT_LIMITS, Limits
@@ -228,9 +228,9 @@ class NotingBackend(SimulatedBackend):
         self.scored_tokens += int(batch.lengths.sum())
         return await super().score(batch, temperature=temperature, reference=reference)
 
-    async def step(self, *, weight: float) -> StepResult:
+    async def step(self, *, weight: float, adam: AdamStep | None = None) -> StepResult:
         self.calls.append(f"step {weight:g}")
-        result = await super().step(weight=weight)
+        result = await super().step(weight=weight, adam=adam)
         return result if self.result is None else self.result
 
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:

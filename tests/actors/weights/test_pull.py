@@ -24,8 +24,8 @@ from actors.protocol.weights import (
     Versions,
 )
 from actors.roles import RoleArgs
+from actors.weights import chunk_server, memory, segments
 from actors.weights import client as client_module
-from actors.weights import memory, segments
 from actors.weights import server as server_module
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
@@ -203,7 +203,7 @@ async def test_what_the_trainer_prepares_is_in_the_servers_reach_before_it_is_pu
     await asyncio.to_thread(writer.prepare, newest, newest.stat().st_size)
     async with asyncio.timeout(20):
         await entered.wait()
-    monkeypatch.setattr(server_module, "warm_chunks", None)
+    monkeypatch.setattr(chunk_server, "warm_chunks", None)
     monkeypatch.setattr(client_module, "host_id", lambda: "elsewhere")
     path = segments.segment_path(bench.run_dir, 1)
     await bench.publish(1, 1.5, write=lambda data: writer.write(path, data, 256))

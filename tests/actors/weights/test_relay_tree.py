@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.weights.relay_tree import Place, RelayTree, nodes_of
+from actors.weights.relay_tree import RelayPlace, RelayTree, nodes_of
 from transport.address import ActorAddress, PeerId
 
 
@@ -24,9 +24,9 @@ def test_the_server_feeds_two_machines_however_many_there_are() -> None:
 
 def test_the_second_puller_of_a_machine_waits_for_the_first() -> None:
     tree = RelayTree(2)
-    assert tree.place(puller(0), "there") == Place("there", "", None, maps=False)
-    assert tree.place(puller(1), "there") == Place("there", "", puller(0), maps=True)
-    assert tree.place(puller(2), "there") == Place("there", "", puller(0), maps=True)
+    assert tree.place(puller(0), "there") == RelayPlace("there", "", None, maps=False)
+    assert tree.place(puller(1), "there") == RelayPlace("there", "", puller(0), maps=True)
+    assert tree.place(puller(2), "there") == RelayPlace("there", "", puller(0), maps=True)
 
 
 def test_a_puller_that_asks_again_keeps_its_place_until_it_complains() -> None:
@@ -55,13 +55,13 @@ def test_a_new_life_takes_the_place_of_the_one_before() -> None:
     """It is not told to wait for itself."""
     tree = RelayTree(2)
     tree.place(puller(0, life=1), "a")
-    assert tree.place(puller(0, life=2), "a") == Place("a", "", None, maps=False)
+    assert tree.place(puller(0, life=2), "a") == RelayPlace("a", "", None, maps=False)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60), st.integers(1, 3))
 def test_nobody_feeds_itself_by_any_detour(events: list[tuple[int, bool]], children_max: int) -> None:
     """Pullers come, complain and come again; from each the server is reached."""
-    tree, places = RelayTree(children_max), dict[ActorAddress, Place]()
+    tree, places = RelayTree(children_max), dict[ActorAddress, RelayPlace]()
     for number, complains in events:
         own = puller(number)
         avoid = places[own].feed if complains and own in places else None

@@ -28,7 +28,7 @@ from actors.protocol.weights import (
 )
 from actors.roles import RoleArgs
 from actors.rollout.puller import VersionPuller
-from actors.weights import segments, server
+from actors.weights import chunk_server, segments
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.delta_source import DeltaSource
 from actors.weights.holding import Holding
@@ -408,7 +408,7 @@ async def test_a_puller_that_was_killed_leaves_no_older_version_in_its_machines_
 async def test_of_a_chunk_with_a_flipped_bit_only_that_chunk_is_fetched_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, sent = server._chunk, list[int]()
+    honest, sent = chunk_server._chunk, list[int]()
 
     def flip_once(manifest: Manifest, view: memoryview, index: int, base: int, delta: bytes | None) -> Chunk:
         chunk = honest(manifest, view, index, base, delta)
@@ -419,7 +419,7 @@ async def test_of_a_chunk_with_a_flipped_bit_only_that_chunk_is_fetched_again(
             return Chunk(policy_version=chunk.policy_version, index=index, data=data)
         return chunk
 
-    monkeypatch.setattr(server, "_chunk", flip_once)
+    monkeypatch.setattr(chunk_server, "_chunk", flip_once)
     await world.publish(1, words(1))
     await world.pull(await world.worker("rollout-0", "there"), 1)
     assert sorted(sent) == sorted([*range(CHUNKS), 7])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster.clairvoyant.ends import earliest_ends_s
 from benchmarks.papers.cluster.clairvoyant.least_work import Kind, demand, token_costs
 from benchmarks.papers.cluster.clairvoyant.supply import Supply

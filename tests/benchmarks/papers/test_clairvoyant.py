@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster.clairvoyant.ends import earliest_ends_s
 from benchmarks.papers.cluster.clairvoyant.least_work import Demand, Kind, demand, token_costs
 from benchmarks.papers.cluster.clairvoyant.supply import Supply

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster.closed_form import closed_form
-from tests.actors.policies.test_dispatch_long import Pace
+from tests.actors.policies.assigning.test_dispatch_long import Pace
 
 
 def test_the_papers_formula_always_dedicates_at_least_one_and_its_sum_differs_from_the_larger_of_the_two() -> None:

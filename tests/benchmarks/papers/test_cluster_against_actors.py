@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats
 from actors.trainer.backends.simulated_backend import SimulatedBackend
-from benchmarks._fleet_model import Fleet, FleetRules
+from benchmarks.decisions._fleet_model import Fleet, FleetRules
 from benchmarks.papers.cluster.generation import generate
 from benchmarks.papers.cluster.pipeline import Batch, Stages, iteration_s
 from configs.scenario import Scenario
@@ -97,7 +97,6 @@ def batch_step_s(workers: int, train_s: float) -> float:
     return iteration_s("colocated", batches, Stages(switch_s=0.1, step_s=0.2))
 
 
-@pytest.mark.slow
 def test_both_come_to_the_same_times_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four workers, half of them, and four ahead by a step."""
     actors: dict[str, float] = {}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from actors.policies.generation_time import Instance
-from actors.policies.worth_having import StepCost
+from actors.policies.assigning.generation_time import Instance
+from actors.policies.seeding.worth_having import StepCost
 from benchmarks.papers.cluster import hybrid
 from benchmarks.papers.cluster.clairvoyant.least_work import Kind
 from benchmarks.papers.cluster.clairvoyant.supply import Supply
@@ -191,6 +191,7 @@ def test_the_policy_knows_the_longest_response_and_what_a_change_of_sides_takes(
     assert reserved["start_s"] == SMALL.switch_s > 0
 
 
+@pytest.mark.long
 def test_a_split_is_found_by_machines_first_and_then_by_ever_fewer_devices() -> None:
     """No split one engine aside is faster in the short runs that it was chosen by."""
     one = Bench(Workload(samples=512), MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.policies.generation_time import finish_times_s
+from actors.policies.assigning.generation_time import finish_times_s
 from benchmarks.papers.cluster import costs
 from benchmarks.papers.setups.hardware import DecodeCost, TrainCost
 from benchmarks.papers.setups.streamrl import H20, H800, MODELS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster.costs import DecodePace
 from benchmarks.papers.cluster.moving_engine import MovingEngine, Sample
 from benchmarks.papers.cluster.overlapping.hand_out import shortest

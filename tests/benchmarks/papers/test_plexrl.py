@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.policies.placement_view import JobView, PlacementRules, ServiceView
-from actors.policies.slices import SliceRules
-from benchmarks import placement as placement_benchmark
+from actors.policies.sharing.placement_view import JobView, PlacementRules, ServiceView
+from actors.policies.sharing.slices import SliceRules
+from benchmarks.decisions import placement as placement_benchmark
 from benchmarks.papers.claims import PaperResult, run_paper
 from benchmarks.papers.cluster.shared_service import SharingJob, share
 from benchmarks.papers.cluster.sharing_fleet import FleetJob, run_fleet

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.policies.cut import Cut, CutWorker
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
+from actors.policies.planning.cut import Cut, CutWorker
 from benchmarks.papers.claims import PaperResult, run_paper
 from benchmarks.papers.cluster.answers import epochs, steps
 from benchmarks.papers.cluster.planned_step import CutRule, Seat, StepWork, cut_all_at, cut_nobody, generate
@@ -45,6 +45,7 @@ def result(request: pytest.FixtureRequest) -> PaperResult:
     return run_paper(load_paper_scenario(request.param))
 
 
+@pytest.mark.long
 def test_the_claims_that_hold_are_all_but_those_that_the_page_explains(result: PaperResult) -> None:
     outside = {row.claim.measure for row in result.rows if not row.within}
     assert outside == NOT_WITHIN[result.scenario]

@@ -192,6 +192,7 @@ def test_the_page_has_every_claim_of_a_scenario_with_a_number_that_fits_its_verd
     assert len(re.findall(r"^\| .* \| ≥ ", section, re.MULTILINE)) == len(scenario.claims), "no row of another scenario"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_claims_of_a_scenario_are_about_measures_that_its_study_has(path: Path) -> None:
     """Of the sections and names; with one draw of a small workload."""

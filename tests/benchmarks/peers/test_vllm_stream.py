@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from benchmarks._vllm import Work
 from benchmarks.peers import vllm_stream
 from benchmarks.peers._vllm_server import body, read_completion, read_generated
+from benchmarks.vllm._vllm import Work
 
 WORK = Work(streams=8, tokens=125)
 """A thousand tokens: a millisecond of CPU is a microsecond a token."""

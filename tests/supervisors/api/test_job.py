@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 
 from configs.errors import ConfigError
 from configs.schema import JobConfig
-from supervisors.api.job import folder_of, job_of, name_of
+from supervisors.api.job import folders_of, job_of, name_of
 
 REWARD = "def score(prompt, response, answer, **columns):\n    return 1.0\n"
 
@@ -83,8 +84,25 @@ def test_a_reward_function_is_given_as_an_object_wherever_a_job_names_one(
         job_of(plain, {"reward.kind": "function", "reward.function": rewards.score}, None),
     ]
     assert {(job.reward.kind, job.reward.function) for job in given} == {("function", "my_api_rewards:score")}
-    assert folder_of(given[0]) == str((tmp_path / "mine").resolve())
-    assert folder_of(job_of(plain, None, None)) is None
+    assert folders_of(given[0]) == str((tmp_path / "mine").resolve())
+    assert folders_of(job_of(plain, None, None)) is None
+
+
+def test_all_code_that_a_job_names_is_found_from_where_the_program_would_import_it(
+    plain: dict[str, Any], rewards: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a reward, an environment and its tools, imported by the program or not yet."""
+    for name in ("games", "tools"):
+        (tmp_path / name / f"my_{name}").mkdir(parents=True)
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    game = "class Game:\n    def reset(self, row): ...\n    def step(self, answer): ...\n"
+    (tmp_path / "games" / "my_games" / "__init__.py").write_text(game)
+    (tmp_path / "tools" / "my_tools" / "search.py").write_text("def search(query: str): ...")
+    environment = {"kind": "python", "path": "my_games:Game", "tools": ["my_tools.search:search"]}
+    played = job_of({**plain, "reward": {}, "environment": environment}, None, None)
+    assert folders_of(played) == os.pathsep.join(str((tmp_path / name).resolve()) for name in ("games", "tools"))
+    parts = [{"kind": "exact_match"}, {"kind": "function", "function": "my_api_rewards:score", "name": "mine"}]
+    assert folders_of(job_of({**plain, "reward": parts}, None, None)) == str((tmp_path / "mine").resolve())
 
 
 def test_a_reward_function_that_no_process_can_import_is_refused_with_what_to_do() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
+from configs.run_files import BEGAN_WITH
 from configs.schema import JobConfig
 from supervisors.api.resume import check_options, check_run, committed_steps
-from supervisors.jobs.run_record import RECORD, changed_keys, data_news, model_news, write_record
+from supervisors.jobs.run_record import changed_keys, data_news, model_news, note_changes, write_record
 from tests.smallest_job import smallest_job
 
 
@@ -65,6 +66,22 @@ def test_a_key_that_may_not_change_is_named_with_its_old_and_new_value(
     assert says in message and "Put back what the run began with" in message
 
 
+def test_a_learning_rate_may_change_where_the_user_says_so_and_the_record_says_when(run: Path, tmp_path: Path) -> None:
+    slower = job(tmp_path, trainer={"lr": 0.0001})
+    assert "or say --set trainer.lr=0.0001 with the resume" in refusal(run, slower), "an edit may be an oversight"
+    check_run(run, slower, ["trainer.lr=0.0001"])
+    assert "seed was" in refusal(run, job(tmp_path, seed=5, trainer={"lr": 0.0001}))
+    said = note_changes(run, slower, committed_steps(run))
+    assert said == "trainer.lr was 0.001 and is 0.0001, for the steps after 2"
+    check_run(run, slower)
+    assert note_changes(run, slower, 3) == "", "it goes on as it is"
+    assert "trainer.lr was 0.0001 and is 0.001" in refusal(run, job(tmp_path))
+    check_run(run, job(tmp_path), ["trainer.lr=0.001"])
+    note_changes(run, job(tmp_path), 3)
+    changes = json.loads((run / BEGAN_WITH).read_text())["changes"]
+    assert [(change["is"], change["after_steps"]) for change in changes] == [(0.0001, 2), (0.001, 3)]
+
+
 def test_what_a_resume_may_set_may_be_edited_too(run: Path, tmp_path: Path) -> None:
     changes = {"steps": 9, "limits": {"restart_max": 3}, "checkpoint": {"every": 7}, "rollout": {"workers": 5}}
     rollout = job(tmp_path).rollout.model_dump() | {"workers": 5}
@@ -94,9 +111,9 @@ def test_metrics_that_cannot_be_read_say_nothing_of_the_steps(run: Path, rows: b
 def test_a_run_of_before_or_with_a_broken_record_is_held_against_nothing(
     run: Path, tmp_path: Path, content: str | None
 ) -> None:
-    (run / RECORD).unlink()
+    (run / BEGAN_WITH).unlink()
     if content is not None:
-        (run / RECORD).write_text(content)
+        (run / BEGAN_WITH).write_text(content)
     changed = job(tmp_path, trainer={"lr": 9.0})
     check_run(run, changed)
     assert changed_keys(run, changed) == []
@@ -106,9 +123,9 @@ def test_a_run_of_before_or_with_a_broken_record_is_held_against_nothing(
 
 def test_a_key_that_the_record_does_not_know_is_no_change(run: Path, tmp_path: Path) -> None:
     """It was added to the schema since."""
-    record = json.loads((run / RECORD).read_text())
+    record = json.loads((run / BEGAN_WITH).read_text())
     del record["job"]["trainer"]["lr"]
-    (run / RECORD).write_text(json.dumps(record))
+    (run / BEGAN_WITH).write_text(json.dumps(record))
     check_run(run, job(tmp_path, trainer={"lr": 9.0}))
 
 
@@ -143,9 +160,9 @@ def test_a_directory_of_data_is_held_against_the_list_of_its_files(tmp_path: Pat
 
 
 def test_options_that_do_not_go_with_it_are_refused(run: Path, tmp_path: Path) -> None:
-    check_options(None, None, run, ["steps=9", "limits.restart_max=2"])
+    check_options(None, None, run, ["steps=9", "limits.restart_max=2", "trainer.lr=1"])
     for options in ((Path("job.yaml"), None, run, []), (None, tmp_path, run, []), (None, None, tmp_path, []),
-                    (None, None, run, ["trainer.lr=1"])):  # fmt: skip
+                    (None, None, run, ["algorithm.group_size=4"])):  # fmt: skip
         with pytest.raises(ConfigError):
             check_options(*options)
 

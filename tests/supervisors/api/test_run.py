@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +20,9 @@ import pytest
 from actors.control.errors import BadArgs, NotFound, NotSupported, Unreachable
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
-from actors.host.python_path import python_path
 from configs.limits import DEFAULT_LIMITS
-from supervisors.api import Event, Events, NoRun, Run, RunFailed, connect, loop_thread
+from configs.python_path import python_path
+from supervisors.api import Event, Events, NoRun, Run, RunFailed, connect, held_process, loop_thread
 from supervisors.api.held_process import HeldProcess
 from supervisors.api.held_run import HeldOrder
 from supervisors.machine.run_directory import RunLock
@@ -37,7 +38,8 @@ def write_run(run_dir: Path, *, steps: int, state: str, reason: str = "") -> Pat
     rows = [{"step": step, "reward_mean": step / 20, "seconds": 2.0, "samples": 8} for step in range(steps)]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run_dir / "events.jsonl").write_text(json.dumps({"event": "job_state", "state": state, "reason": reason}) + "\n")
-    samples = [{"step": step, "turns": [{"role": "model", "text": f"answer of {step}"}]} for step in (0, 0, 3)]
+    turns = {step: [{"role": "model", "text": f"answer of {step}", "tokens": 3}] for step in (0, 3)}
+    samples = [{"step": step, "prompt": 1, "sibling": 0, "turns": turns[step]} for step in (0, 0, 3)]
     (run_dir / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     return run_dir
 
@@ -78,7 +80,7 @@ def check_finished(run: Run) -> None:
     told = list(run.events())
     assert [event.kind for event in told] == ["step"] * 5 + ["state"]
     assert told[0].fields["step"] == 0
-    assert str(told[0]).startswith("step 1/20  reward 0.000")
+    assert str(told[0]).startswith("step 0 (1 of 20)  reward 0.000")
     assert str(told[-1]) == "finished"
     summary = run.wait(PATIENCE_S)
     assert (summary["job"], summary["state"], summary["steps"], summary["seconds"]) == ("demo", "finished", 5, 10.0)
@@ -203,6 +205,92 @@ def test_the_process_of_a_run_ends_with_whoever_holds_it(tmp_path: Path) -> None
     del process
     gc.collect()
     assert ended.result(PATIENCE_S)["state"] in ("interrupted", "failed")
+
+
+A_RUN = """
+import json, sys
+sys.stdin.readline()
+sys.stdin.read(1)
+print(json.dumps({"state": "interrupted"}))
+"""
+"""Stands for the process of a run that goes on until its holder lets go."""
+
+
+@pytest.fixture
+def going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeldProcess:
+    monkeypatch.setattr(held_process, "command", lambda *_: [sys.executable, "-c", A_RUN])
+    return HeldProcess(HeldOrder(job=smallest_job().model_dump_json(), run_dir=str(tmp_path)), None)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_the_program_forks_neither_keeps_its_run_alive_nor_ends_it(
+    going_on: HeldProcess, tmp_path: Path
+) -> None:
+    """The child does all that would end the run, and lives on."""
+    run = Run("j", run_dir=tmp_path, process=going_on)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            run.close()
+            run.kill()
+            going_on.release()
+            os.write(write, b"done")
+        finally:
+            threading.Event().wait(PATIENCE_S)
+            os._exit(0)
+    try:
+        assert os.read(read, 4) == b"done"
+        assert not going_on.ended.done()
+        run.cancel()
+        assert run.wait(PATIENCE_S / 4)["state"] == "interrupted"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="open files are looked up in /proc")
+def test_a_run_that_is_let_go_of_ends_though_another_program_has_the_pipe_to_it(going_on: HeldProcess) -> None:
+    """As a child has it that a library has forked below Python."""
+    pipe = Path(f"/proc/{going_on.pid}/fd/0").readlink()
+    (ours,) = [int(end.name) for end in Path("/proc/self/fd").iterdir() if end.is_symlink() and end.readlink() == pipe]
+    with subprocess.Popen(["sleep", str(PATIENCE_S)], pass_fds=[ours]) as other:
+        going_on.release()
+        assert going_on.ended.result(PATIENCE_S / 4)["state"] == "interrupted"
+        other.kill()
+
+
+DIES = """
+import os, subprocess, sys
+ours, theirs = os.pipe()
+subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())], stdin=ours)
+other = subprocess.Popen(["sleep", "60"], pass_fds=[theirs], stdout=subprocess.DEVNULL)
+print(other.pid, flush=True)
+os._exit(0)
+"""
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, lambda *_: (print("interrupted", flush=True), os._exit(0)))
+from supervisors.api.held_run import end_with_holder
+end_with_holder(int(sys.argv[1]))
+"""
+
+
+def test_a_run_ends_when_its_program_dies_though_another_program_has_the_pipe_to_it() -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", DIES, INTERRUPTED], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": python_path()},
+    )  # fmt: skip
+    assert program.stdout is not None
+    with program.stdout:
+        other = int(program.stdout.readline())
+        try:
+            assert program.wait(PATIENCE_S) == 0
+            assert program.stdout.readline() == "interrupted\n"
+        finally:
+            os.kill(other, signal.SIGKILL)
 
 
 def test_the_command_of_such_a_process_is_for_programs() -> None:

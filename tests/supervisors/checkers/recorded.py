@@ -17,7 +17,7 @@ from actors.protocol.metrics import Event, Flush, Flushed, StepRow
 from actors.protocol.rewards import Verdict
 from actors.scheduler.scheduler import Scheduler
 from supervisors.checkers.history import History, RunState
-from supervisors.simulation.environments import Manners
+from supervisors.simulation.cluster.environments import Manners
 from tests.actors.episode_world import THINK_S, EpisodeWorld, episodes_config
 from tests.actors.scheduler_world import STOP, FakeTrainer, World, config, play_in, reward
 

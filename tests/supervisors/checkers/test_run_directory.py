@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -14,7 +15,9 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from actors.ledger import seals
 from actors.ledger.journal import SqliteJournal
+from configs.errors import ConfigError
 from configs.loader import dump_job
 from supervisors.checkers.checks import check
 from supervisors.checkers.history import History, RunState
@@ -42,6 +45,7 @@ async def _write_journal(path: Path, history: History) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         rows = [msgspec.structs.astuple(sample) for sample in history.samples]
         db.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        seals.store_samples(db, seals.samples_total(db))
 
 
 @pytest.fixture
@@ -73,6 +77,13 @@ def test_a_clean_run_ends_with_0_in_a_table_and_in_json(run_dir: Path) -> None:
     assert (told["clean"], told["state"], told["steps"], told["violations"]) == (True, "finished", 4, [])
     assert told["checked"]["tokens"] == told["checked"]["tokens_followed"]
     assert set(told["checkers"].values()) == {0}
+
+
+def test_a_pipe_in_place_of_the_models_config_is_never_waited_for(run_dir: Path) -> None:
+    (run_dir / "model").mkdir()
+    os.mkfifo(run_dir / "model" / "config.json")
+    with pytest.raises(ConfigError, match="is no plain file"):
+        read_history(run_dir)
 
 
 def test_a_violation_ends_with_1_and_is_spelled_out(run_dir: Path) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from configs.loader import load_job, schema_keys
 from supervisors.cli import new as new_command
 from supervisors.cli.app import app
-from supervisors.cli.schema import job_schema
+from supervisors.cli.looking.check import job_schema
 
 
 def invoke(*arguments: str, answers: str | None = None) -> Result:
@@ -65,6 +65,8 @@ def test_the_kind_of_a_reward_follows_from_what_is_named(reward: str, expected: 
     (project / "judge").mkdir()
     (project / "judge" / "config.json").write_text('{"id2label": {"0": "LABEL_0"}}')
     (project / "judge" / "tokenizer.json").write_text("{}")
+    header = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    (project / "judge" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
     made = invoke("new", "my-job.yaml", "--model", "tiny", "--data", "rows.jsonl", "--reward", reward)
     assert made.exit_code == 0, made.output
     assert yaml.safe_load(Path("my-job.yaml").read_text())["reward"] == expected

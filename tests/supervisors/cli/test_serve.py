@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from configs.run_files import RUN_LOCK
 from supervisors import trees
 from supervisors.cli.app import app
-from supervisors.machine.run_directory import LOCK_FILE, RunLock
+from supervisors.machine.run_directory import RunLock
 
 
 def test_a_second_head_in_the_same_directory_is_refused_before_it_touches_anything(
@@ -17,14 +18,15 @@ def test_a_second_head_in_the_same_directory_is_refused_before_it_touches_anythi
 ) -> None:
     served = list[Path]()
 
-    async def run_head(*, run_root: Path, **_: object) -> None:
-        served.append(run_root)
+    async def run_head(directory: Path, jobs: object, **_: object) -> None:
+        assert jobs is None, "it serves"
+        served.append(directory)
 
     monkeypatch.setattr(trees, "run_head", run_head)
     with RunLock.take(tmp_path):
         result = CliRunner().invoke(app, ["head", "--dir", str(tmp_path)])
         assert result.exit_code == 2 and served == []
         assert f"{tmp_path} is in use by process" in result.stderr and "choose another directory" in result.stderr
-        assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+        assert [path.name for path in tmp_path.iterdir()] == [RUN_LOCK]
     assert CliRunner().invoke(app, ["head", "--dir", str(tmp_path)]).exit_code == 0
     assert served == [tmp_path]

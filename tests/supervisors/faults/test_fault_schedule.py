@@ -13,7 +13,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.fault_plan import FaultBase, FaultPlan
-from supervisors.nemesis.fault_schedule import FaultSchedule, check_plan
+from supervisors.nemesis.fault_schedule import FaultSchedule, JobFaults, check_plan, faults_of
 from supervisors.tree.errors import FaultNotPossible
 from tests.actors.scheduler_world import config
 from tests.simulated import run_simulated
@@ -71,8 +71,13 @@ class Run:
                 listener({"message": "of no interest", "step": 99})
 
 
-def plan(*faults: dict[str, Any], seed: int = 0) -> FaultPlan:
+def plan_of(*faults: dict[str, Any], seed: int = 0) -> FaultPlan:
     return FaultPlan.model_validate({"seed": seed, "faults": list(faults)})
+
+
+def plan(*faults: dict[str, Any], seed: int = 0) -> JobFaults:
+    """All of a plan's faults, as the only job has them."""
+    return faults_of(plan_of(*faults, seed=seed), "j", ["j"])
 
 
 def play(tmp_path: Path, scenario: Callable[[Run], Awaitable[None]]) -> Run:
@@ -237,5 +242,32 @@ def _readable(run: Run) -> list[dict[str, Any]]:
 )
 def test_a_plan_that_does_not_fit_its_job_is_refused_before_the_run(fault: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_plan(plan(fault), config(), "plan.yaml")
+        check_plan(plan_of(fault), [config()], "plan.yaml")
     assert says in str(caught.value)
+
+
+def test_faults_of_a_plan_for_several_jobs_are_those_of_the_job_that_they_name() -> None:
+    several = plan_of(
+        {"kind": "kill", "target": ROLLOUT | {"job": "b"}},
+        {"kind": "kill", "target": {"role": "head"}},
+        {"kind": "kill", "target": {"node": "spot-1", "job": "b"}},
+        {"kind": "preempt", "target": {"role": "node"}},
+    )
+    assert [sorted(faults_of(several, job, ["a", "b"]).numbers) for job in ("a", "b")] == [[1, 3], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ({"kind": "kill", "target": ROLLOUT}, "is missing, and role rollout may be of any of the jobs 'a', 'b'"),
+        ({"kind": "drop", "target": {"link": ["head", "trainer"]}}, "may be of any of the jobs 'a', 'b'"),
+        ({"kind": "kill", "target": {"role": "head"}, "after_step": 1}, "after_step may count the steps of any"),
+        ({"kind": "kill", "target": ROLLOUT | {"job": "c"}}, "this run is of jobs 'a', 'b', not 'c'"),
+    ],
+)
+def test_a_target_that_several_jobs_have_is_refused_unless_it_names_one(fault: dict[str, Any], says: str) -> None:
+    jobs = [config().model_copy(update={"name": name}) for name in ("a", "b")]
+    with pytest.raises(ConfigError, match=says):
+        check_plan(plan_of(fault), jobs, "plan.yaml")
+    named = fault | {"target": fault["target"] | {"job": "b"}}
+    check_plan(plan_of(named), jobs, "plan.yaml")

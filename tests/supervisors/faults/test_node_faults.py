@@ -21,7 +21,7 @@ from supervisors.faults.fault_messages import ApplyFault, ClockOrder, FaultAppli
 from supervisors.faults.node_faults import NAME, NodeFaults
 from supervisors.faults.process_faults import ProcessFaults
 from supervisors.machine.machine import LocalMachine
-from supervisors.machine.process import is_stopped_by_signal
+from supervisors.machine.processes.process import is_stopped_by_signal
 from transport.address import PeerId
 from transport.link_faults import LinkRule, Misbehaviour
 from transport.memory_transport import MemoryNetwork, MemoryTransport

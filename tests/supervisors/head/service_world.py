@@ -10,12 +10,13 @@ from actors.core.actor import Actor
 from actors.core.system import ActorSystem
 from configs.limits import Limits
 from configs.services import ServiceConfig
-from supervisors.head.services import Services
 from supervisors.machine.machine import LocalMachine
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
-from supervisors.machine.nodes import Nodes
-from supervisors.machine.process import Child, Launch
-from supervisors.machine.process_spec import ProcessSpec
+from supervisors.machine.processes.held_sockets import Listening
+from supervisors.machine.processes.process import Child, Launch
+from supervisors.machine.processes.process_spec import ProcessSpec
+from supervisors.sharing.services import Services
 from supervisors.tree.messages import ProcessReady
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -47,7 +48,7 @@ class PretendMachine(LocalMachine):
         self.processes: dict[str, Process] = {}
         self.unready: set[str] = set()
 
-    def launch(self, spec: Launch) -> Child:
+    def launch(self, spec: Launch, listening: Listening | None = None) -> Child:
         order = ProcessSpec.decode(spec.stdin)
         self.specs.append(order)
         child = self.processes[order.args.name] = Process(len(self.specs), asyncio.get_running_loop())

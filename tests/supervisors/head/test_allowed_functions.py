@@ -57,6 +57,22 @@ def test_functions_of_learning_and_of_environments_are_allowed_by_the_same_prefi
         {"environment": {"kind": "agent", "path": "my_rewards:play", "tools": ["my_rewards:look", "mcp: sh -c id"]}},
         {"environment": {"kind": "verifiers", "path": "my_rewards", "interpreter": "/tmp/python"}},
         {"environment": {"kind": "python", "tools": ["my_rewards:look"], "options": {"reward": "os:system"}}},
+        {"environment": {"kind": "python", "path": "my_rewards:x/../os:system"}},
+        {"environment": {"kind": "verifiers", "path": "my_rewards:x/evil_env"}},
+        *(
+            {"environment": {"kind": "verifiers", "path": "my_rewards", "options": options}}
+            for options in (
+                {"taskset": {"id": "evil_env"}},
+                {"taskset": {"task": {"rewards": {"score": {"fn": "evil.py:score"}}}}},
+                {"taskset": {"system_prompt": "/etc/passwd"}},
+                {"taskset": "evil_env"},
+                {"id": "evil_env"},
+                {"agent": {"harness": {"id": "evil_env"}}},
+                {"agent": {"harness": {"id": "my_rewards", "env": {"LD_PRELOAD": "/tmp/evil.so"}}}},
+                {"agent": {"runtime": {"type": "docker"}}},
+                {"client": {"type": "train", "renderer_model_name": "/anything"}},
+            )
+        ),
         {"environment": {"kind": "openenv", "url": "http://evil.example"}},
         {"rollout": {"engine": "vllm", "engine_options": {"worker_cls": "os.system"}}},
     ],
@@ -65,6 +81,16 @@ def test_code_is_found_wherever_a_job_names_it(sections: dict[str, Any]) -> None
     check_allowed(job("my_rewards:a", **sections), None)
     with pytest.raises(BadConfig, match="--allow-functions"):
         check_allowed(job("my_rewards:a", **sections), PREFIXES)
+
+
+def test_numbers_of_a_verifiers_environment_and_its_own_settings_are_free() -> None:
+    options = {
+        "taskset": {"numbers": 8},
+        "agent": {"harness": {"id": "my_rewards"}, "max_turns": 4, "sampling": {"top_k": 3}},
+        "client": {"type": "train"},
+        "timeout": {"episode": 60},
+    }
+    check_allowed({"environment": {"kind": "verifiers", "path": "my_rewards", "options": options}}, PREFIXES)
 
 
 async def test_a_job_that_is_refused_leaves_nothing_behind_and_is_not_even_looked_at(tmp_path: Path) -> None:
@@ -97,3 +123,12 @@ def test_a_limited_head_asks_only_servers_that_it_names(reward: Any, url: object
         check_allowed(job, [*PREFIXES, "https://scorer.lab:8000"])
     with pytest.raises(BadConfig, match="--allow-functions"):
         check_allowed(job, PREFIXES if allowed else [*PREFIXES, "https://scorer.lab:8000"])
+
+
+def test_a_limited_head_lets_workers_speak_only_to_servers_that_it_names() -> None:
+    """A worker sends them the key of vLLM from the head's environment."""
+    job = {"name": "j", "rollout": {"servers": ["http://gpu.lab:8000", "http://evil.example:8000"]}}
+    check_allowed(job, None)
+    check_allowed(job, [*PREFIXES, "http://gpu.lab:8000", "http://evil.example:8000"])
+    with pytest.raises(BadConfig, match=r"rollout\.servers: 'http://evil\.example:8000' is not allowed"):
+        check_allowed(job, [*PREFIXES, "http://gpu.lab:8000"])

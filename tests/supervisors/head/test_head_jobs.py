@@ -16,18 +16,17 @@ from actors.control.errors import NotNow
 from actors.protocol.jobs import JobState
 from configs.errors import ConfigError
 from configs.limits import Limits
-from configs.loader import dump_job
+from configs.run_files import HEAD_JOBS
 from configs.schema import JobConfig
 from configs.services import ServiceConfig, ServicesConfig
-from supervisors.cli.services_file import services_of
+from supervisors.cli.running.services_file import services_of
 from supervisors.head import head as head_module
-from supervisors.head import job_register
 from supervisors.head.head import Head
-from supervisors.head.head_messages import Former, HeadOrder
-from supervisors.head.head_process import former_life, run_several
+from supervisors.head.head_messages import Former, FormerJob, HeadOrder, JobOrder
+from supervisors.head.head_process import Reporter, former_life, launch_again, run_jobs
 from supervisors.head.job_register import JobRegister
 from supervisors.head.operations import Operations
-from supervisors.head.service_register import ServiceRegister
+from supervisors.sharing.service_register import ServiceRegister
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 
@@ -39,7 +38,7 @@ class Run:
 
     def __init__(self, *parts: Any, **_: Any) -> None:
         self.job, self.run_dir = parts[2], parts[3]
-        self.tree = SimpleNamespace(workers_wanted=1)
+        self.tree = SimpleNamespace(pool=SimpleNamespace(workers_wanted=1))
         self.continued, self.error, self.done = False, "", asyncio.Event()
         self.stopping, self.may_stop = asyncio.Event(), asyncio.Event()
         self.may_stop.set()
@@ -92,6 +91,10 @@ async def _nothing() -> None:
     pass
 
 
+async def _none_left() -> float:
+    return 0.0
+
+
 async def _bug(*_: Any) -> bool:
     raise KeyError("nobody has thought of it")
 
@@ -124,7 +127,7 @@ async def test_a_run_with_a_bug_ends_in_a_summary_that_says_so(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Run, "wait", _bug)
-    summary = await head.run(smallest_job(), tmp_path, asyncio.Event())
+    summary = await head.launch(smallest_job(), tmp_path, alone=True)
     assert (summary["state"], summary["error"]) == ("failed", "KeyError('nobody has thought of it')")
 
 
@@ -147,11 +150,22 @@ async def test_a_head_whose_first_life_died_at_once_goes_on_with_nothing_of_an_e
 
 @pytest.mark.parametrize("left", [b"", b'{"owner": "machine#1", "run_d', b'["/runs/old"]'])
 def test_a_register_that_cannot_be_read_counts_as_nothing(left: bytes, tmp_path: Path) -> None:
-    (tmp_path / job_register.FILE).write_bytes(left)
+    (tmp_path / HEAD_JOBS).write_bytes(left)
     register = JobRegister(tmp_path, "machine#2")
     assert register.read() == []
     register.add(tmp_path / "new")
     assert register.read() == [tmp_path / "new"]
+
+
+async def test_people_are_told_of_a_job_with_which_the_next_life_of_a_head_cannot_go_on(
+    head: Head, tmp_path: Path
+) -> None:
+    head.register.add(tmp_path / "gone")
+    told: list[dict[str, Any]] = []
+    order = HeadOrder(run_root="", directory="", log="")
+    launch_again(head, order, cast(Reporter, SimpleNamespace(progress=told.append)))
+    (said,) = told
+    assert said["message"].startswith(f"the restarted head cannot go on with {tmp_path / 'gone'}: ")
 
 
 async def test_a_job_that_cannot_be_noted_does_not_begin_and_can_be_submitted_again(
@@ -301,12 +315,21 @@ async def test_who_watches_one_job_hears_of_no_other_and_its_stream_ends_with_it
 
 
 def several(tmp_path: Path, *names: str, **order: Any) -> HeadOrder:
-    """Run directories with job files in them, and the order to run them."""
+    """Run directories, and the order to run jobs in them."""
+    jobs: list[JobOrder] = []
     for name in names:
         (tmp_path / name).mkdir(exist_ok=True)
         job = JobConfig.model_validate(submitted() | {"name": name})
-        (tmp_path / name / "job.yaml").write_text(dump_job(job), encoding="utf-8")
-    return HeadOrder(run_root=str(tmp_path), log="", run_dirs=tuple(str(tmp_path / n) for n in names), **order)
+        jobs.append(JobOrder(job.model_dump_json(), str(tmp_path / name)))
+    return HeadOrder(run_root=str(tmp_path), directory=str(tmp_path), log="", jobs=tuple(jobs), **order)
+
+
+def started(
+    head: Head, order: HeadOrder, interrupted: asyncio.Event, told: list[dict[str, Any]]
+) -> asyncio.Task[dict[str, Any]]:
+    assert order.jobs is not None
+    reporter = cast(Reporter, SimpleNamespace(progress=told.append))
+    return asyncio.create_task(run_jobs(head, order, order.jobs, interrupted, reporter))
 
 
 async def ended(head: Head, work: asyncio.Task[dict[str, Any]], *names: str) -> dict[str, Any]:
@@ -318,26 +341,54 @@ async def ended(head: Head, work: asyncio.Task[dict[str, Any]], *names: str) -> 
 
 
 async def test_several_jobs_run_side_by_side_and_each_leaves_its_summary(head: Head, tmp_path: Path) -> None:
-    work = asyncio.create_task(run_several(head, several(tmp_path, "a", "b"), asyncio.Event()))
+    told: list[dict[str, Any]] = []
+    work = started(head, several(tmp_path, "a", "b"), asyncio.Event(), told)
     await soon(lambda: {"a", "b"} <= head.jobs.keys())
     stub(head, "a").fail("it broke")
     summaries = await ended(head, work, "a", "b")
     assert {name: summary["state"] for name, summary in summaries.items()} == {"a": "failed", "b": "finished"}
     assert json.loads((tmp_path / "b" / "summary.json").read_text()) == summaries["b"]
+    assert [news["of_job"] for news in told if news.get("processes") == "gone"] == ["a", "b"]
+
+
+async def test_a_job_that_is_alone_in_the_heads_directory_shares_and_notes_nothing(head: Head, tmp_path: Path) -> None:
+    job = smallest_job()
+    order = HeadOrder(
+        run_root="", directory=str(tmp_path), log="", jobs=(JobOrder(job.model_dump_json(), str(tmp_path)),)
+    )
+    summaries = await ended(head, started(head, order, asyncio.Event(), []), "j")
+    assert (summaries["j"]["state"], [*tmp_path.iterdir()]) == ("finished", [])
+
+
+async def test_machines_of_one_jobs_provider_are_no_others(head: Head, tmp_path: Path) -> None:
+    head.launch(smallest_job(name="a"), tmp_path / "a", machines="a-")
+    head.launch(smallest_job(name="b"), tmp_path / "b")
+    shares = [head._shares.of(name, _none_left) for name in ("a", "b")]
+    for share in shares:
+        share.join(lambda: None)
+    places = ["rollout-a-1", "rollout-free"]
+    for share in shares:
+        share.granted(places, None)
+    granted = [share.granted(places, None) for share in shares]
+    assert "rollout-a-1" in granted[0] and "rollout-a-1" not in granted[1]
+    assert granted[0] | granted[1] == set(places)
+    for name in ("a", "b"):
+        stub(head, name).done.set()
+    await head.interrupt_jobs()
 
 
 async def test_a_next_life_of_the_head_does_not_begin_anew_with_a_job_that_is_over(head: Head, tmp_path: Path) -> None:
-    order = several(tmp_path, "a", "b", former=Former(ended="killed", restarts=1, workers=0))
+    order = several(tmp_path, "a", "b", former=Former(ended="killed", restarts=1))
     over = {"job": "a", "state": "finished", "steps": 7}
     (tmp_path / "a" / "summary.json").write_text(json.dumps(over))
-    work = asyncio.create_task(run_several(head, order, asyncio.Event()))
+    work = started(head, order, asyncio.Event(), [])
     summaries = await ended(head, work, "b")
     assert (summaries["a"], summaries["b"]["state"], list(head.jobs)) == (over, "finished", ["b"])
 
 
 async def test_an_interruption_reaches_all_of_several_jobs(head: Head, tmp_path: Path) -> None:
     interrupted = asyncio.Event()
-    work = asyncio.create_task(run_several(head, several(tmp_path, "a", "b"), interrupted))
+    work = started(head, several(tmp_path, "a", "b"), interrupted, [])
     await soon(lambda: {"a", "b"} <= head.jobs.keys())
     interrupted.set()
     await soon(lambda: head._interrupted.is_set())
@@ -347,7 +398,7 @@ async def test_an_interruption_reaches_all_of_several_jobs(head: Head, tmp_path:
 def test_a_job_of_a_resumed_command_counts_as_begun_only_if_a_life_before_has_said_so(tmp_path: Path) -> None:
     """Its journal is of before: what it says of an end is not of these lives."""
     (tmp_path / "journal.db").touch()
-    order = HeadOrder(run_root="", log="", resume=True,
-                      former=Former(ended="killed", restarts=1, workers=0, begun_jobs=("a",)))  # fmt: skip
+    former = Former(ended="killed", restarts=1, jobs={"a": FormerJob(begun=True)})
+    order = HeadOrder(run_root="", directory="", log="", resume=True, former=former)
     assert former_life(order, tmp_path, "a") is not None
     assert former_life(order, tmp_path, "b") is None

@@ -14,9 +14,17 @@ import pytest
 from actors.core.system import ActorSystem
 from configs.limits import Limits
 from supervisors.head import machine_process
-from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
+from supervisors.head.head_messages import (
+    FormerJob,
+    HeadBeacon,
+    HeadEnded,
+    HeadHeard,
+    HeadOrder,
+    HeadProgress,
+    HeadReady,
+)
 from supervisors.head.machine_process import HeadKeeper, MachineProcess
-from supervisors.machine.node import NodeProcess
+from supervisors.machine.membership.node import NodeProcess
 from supervisors.tree.errors import HeadGaveUp
 from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
@@ -30,7 +38,15 @@ NOBODY = ActorAddress("", PeerId("", 0))
 def order(run_dir: Path) -> HeadOrder:
     log = str(run_dir / "logs" / "head.log")
     return HeadOrder(
-        life=1, run_root=str(run_dir), listen="", control="", log=log, agent=NOBODY, keeper=NOBODY, limits=""
+        life=1,
+        run_root=str(run_dir),
+        directory=str(run_dir),
+        listen="",
+        control="",
+        log=log,
+        agent=NOBODY,
+        keeper=NOBODY,
+        limits="",
     )
 
 
@@ -119,13 +135,14 @@ def test_an_earlier_life_of_the_head_is_not_heard() -> None:
         ref = await system.spawn("keeper", keeper)
         keeper.expect(2)
         ref.tell(HeadReady(life=1, endpoint="e", control="c"))
-        ref.tell(HeadProgress(life=1, fields={"step": 9}))
+        ref.tell(HeadProgress(life=1, fields={"of_job": "j", "step": 9}))
         await ref.ask(HeadEnded(life=1, summary={"state": "failed"}), HeadHeard)
-        assert (keeper.ready, keeper.step, keeper.summary, told) == (None, 0, None, [])
+        assert (keeper.ready, keeper.jobs, keeper.steps, keeper.summary, told) == (None, {}, 0, None, [])
         ref.tell(HeadReady(life=2, endpoint="e", control="c"))
-        ref.tell(HeadProgress(life=2, fields={"step": 4, "restarts": 1}))
+        ref.tell(HeadProgress(life=2, fields={"of_job": "j", "step": 4, "restarts": 1}))
         await ref.ask(HeadEnded(life=2, summary={"state": "finished"}), HeadHeard)
-        assert (keeper.step, keeper.restarts, keeper.summary) == (4, 1, {"state": "finished"})
+        assert (keeper.jobs, keeper.steps) == ({"j": FormerJob(step=4, restarts=1)}, 1)
+        assert keeper.summary == {"state": "finished"}
         assert len(told) == 2
         for nodes in (("a", "b"), ("a", "b"), ("b",)):
             ref.tell(HeadBeacon(life=2, nodes=nodes))

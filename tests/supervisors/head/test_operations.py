@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,14 @@ from typing import Any, cast
 import pytest
 
 from actors.control.errors import NotFound, NotNow
+from actors.control.verbs import VERBS
 from actors.protocol.jobs import JobState
 from configs.limits import DEFAULT_LIMITS
 from supervisors.head.head import Head
 from supervisors.head.operations import Operations
 from supervisors.jobs.job_tree import JobTree
 from supervisors.machine.machine import LOCAL
-from supervisors.machine.nodes import Node, Nodes
+from supervisors.machine.membership.nodes import Node, Nodes
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 
@@ -26,6 +28,14 @@ def operations(**head: Any) -> Operations:
     """On a head that has no more than is named."""
     no_services = SimpleNamespace(all=[], get=lambda name: None, children=list)
     return Operations(cast(Head, SimpleNamespace(**{"limits": DEFAULT_LIMITS, "services": no_services, **head})))
+
+
+# ------------------------------------------------------------ verbs
+
+
+@pytest.mark.parametrize("op", [op for op, verb in VERBS.items() if not verb.of_server and not verb.streams])
+def test_each_declared_verb_is_a_method_that_takes_its_arguments(op: str) -> None:
+    assert set(inspect.signature(getattr(operations(), op)).parameters) == set(VERBS[op].__struct_fields__)
 
 
 # ------------------------------------------------------------ files
@@ -102,6 +112,12 @@ class Register:
         agent = ActorAddress("agent", PeerId("n", 1))
         self.present = [Node("head", agent, 4, local=True), *(Node(name, agent, 1, local=False) for name in names)]
 
+    def usable_by(self, _: str) -> list[Node]:
+        return self.present
+
+    def owner_of(self, _: str) -> str:
+        return ""
+
     def knows(self, name: str) -> bool:
         return any(node.name == name for node in self.present)
 
@@ -122,7 +138,7 @@ def running(place: str) -> Any:
     async def nothing(_: str) -> int:
         return 0
 
-    tree = SimpleNamespace(drain_worker=nothing, drain_node=nothing)
+    tree = SimpleNamespace(pool=SimpleNamespace(drain_worker=nothing, drain_node=nothing))
     return SimpleNamespace(job=job, state=JobState.RUNNING, tree=tree)
 
 
@@ -180,7 +196,7 @@ async def test_a_job_that_is_submitted_while_a_node_is_drained_is_not_in_the_way
         jobs[name] = SimpleNamespace(state=JobState.FINISHED, job=smallest_job())
         return 0
 
-    tree = SimpleNamespace(drain_worker=drain, drain_node=drain)
+    tree = SimpleNamespace(pool=SimpleNamespace(drain_worker=drain, drain_node=drain))
     jobs["j"] = SimpleNamespace(state=JobState.RUNNING, tree=tree, job=smallest_job())
     ops = operations(jobs=jobs, nodes=Register("node-1"))
     assert (await ops.drain("node-1"))["workers"] == 0

@@ -14,9 +14,9 @@ from actors.control.errors import NotFound, NotNow
 from configs.errors import ConfigError
 from configs.services import ServicesConfig
 from supervisors.head import service_operations
-from supervisors.head.admission import Admission
 from supervisors.head.service_operations import ServiceOperations
-from supervisors.head.service_register import ServiceRegister
+from supervisors.sharing.admission import Admission
+from supervisors.sharing.service_register import ServiceRegister
 from tests.smallest_job import smallest_job
 from tests.supervisors.head.service_world import World, config
 
@@ -88,9 +88,9 @@ async def test_a_service_shows_whom_it_serves_what_it_cost_and_what_it_saves(
 
 
 def place_on(service: str) -> Any:
-    from supervisors.head.service_register import Place
+    from supervisors.sharing.service_register import ServicePlace
 
-    return Place(service=service, state_bytes=1, since_s=0.0)
+    return ServicePlace(service=service, state_bytes=1, since_s=0.0)
 
 
 async def test_a_service_that_is_added_is_in_the_register_and_begins(head: Head) -> None:
@@ -115,9 +115,9 @@ async def test_a_drained_service_keeps_its_jobs_takes_no_other_and_can_be_taken_
     fresh = ServiceRegister(head._world.run_root)
     fresh.read()
     assert fresh.now.draining == ("train-0",)
-    assert head.ops.undrain("train-0")
+    assert head.ops.undrain_service("train-0")
     await waiting
-    assert not head.ops.undrain("nobody")
+    assert not head.ops.undrain_service("nobody")
 
 
 async def test_a_service_in_use_is_not_removed_and_one_that_is_not_leaves_nothing_behind(head: Head) -> None:

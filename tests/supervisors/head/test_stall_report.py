@@ -20,7 +20,7 @@ from actors.scheduler.scheduler import Scheduler
 from configs.limits import DEFAULT_LIMITS
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
-from supervisors.machine.nodes import Node
+from supervisors.machine.membership.nodes import Node
 from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import PeerId
@@ -114,7 +114,7 @@ def test_what_a_job_waits_for_is_told_though_its_scheduler_takes_no_further_mess
         stall_report, systems, head = await _stalls()
         journal = StuckDisk()
         scheduler = await systems["head"].spawn("scheduler.j", Scheduler(smallest_job(), tmp_path, journal))
-        no_processes = SimpleNamespace(supervisors={}, replica_moves=None)
+        no_processes = SimpleNamespace(supervisors={}, pool=SimpleNamespace(trainer_waits=lambda: ("", 0.0)))
         head.jobs["j"] = SimpleNamespace(job=smallest_job(), state=JobState.RUNNING, tree=no_processes)
         journal.well.clear()
         pausing = asyncio.ensure_future(scheduler.ask(SetPaused(job="j", paused=True), Acknowledged, timeout_s=60.0))

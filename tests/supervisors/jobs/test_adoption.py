@@ -17,8 +17,8 @@ from configs.limits import Limits
 from supervisors.jobs.adoption import adopt
 from supervisors.machine.devices import Devices
 from supervisors.machine.machine import LocalMachine
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
-from supervisors.machine.nodes import Nodes
 from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.restart_budget import ExitCause
 from supervisors.tree.strategies import Strategy

@@ -12,14 +12,16 @@ import pytest
 
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS, Limits
+from configs.run_files import JOURNAL
 from supervisors.head.head import Head
-from supervisors.head.head_messages import Former, HeadOrder, HeadProgress
+from supervisors.head.head_messages import Former, FormerJob, HeadOrder, HeadProgress, JobOrder
 from supervisors.head.head_process import lead
 from supervisors.head.machine_process import HeadKeeper, MachineProcess
 from supervisors.jobs.job_run import FormerLife
-from supervisors.machine.machine import JOURNAL, LocalMachine
-from supervisors.machine.process import EXIT_CRASHED, Child, Launch
-from supervisors.simulation import main_process
+from supervisors.machine.machine import LocalMachine
+from supervisors.machine.processes.held_sockets import Listening
+from supervisors.machine.processes.process import EXIT_CRASHED, Child, Launch
+from supervisors.simulation.cluster import main_process
 from supervisors.simulation.runner import simulate
 from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
@@ -30,8 +32,8 @@ from transport.memory_transport import MemoryNetwork, MemoryTransport
 
 def order(run_dir: Path, **more: Any) -> HeadOrder:
     return HeadOrder(
-        run_root=str(run_dir), log=str(run_dir / "head.log"), job=smallest_job().model_dump_json(),
-        run_dir=str(run_dir), **more,
+        run_root=str(run_dir.parent), directory=str(run_dir), log=str(run_dir / "head.log"),
+        jobs=(JobOrder(smallest_job().model_dump_json(), str(run_dir)),), **more,
     )  # fmt: skip
 
 
@@ -48,9 +50,16 @@ class PretendHead:
     async def begin_services(self, rules: object, *, former: bool) -> None:
         assert rules is None, "it has none"
 
-    async def run(self, *_: object, former: FormerLife | None, **__: object) -> dict[str, Any]:
+    def subscribe(self, listener: object) -> None:
+        pass
+
+    def launch(
+        self, job: object, run_dir: object, former: FormerLife | None, **_: object
+    ) -> asyncio.Future[dict[str, Any]]:
         self.former = former
-        return {}
+        ended = asyncio.get_running_loop().create_future()
+        ended.set_result({})
+        return ended
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,7 @@ def test_a_journal_of_before_the_resume_is_no_sign_of_a_former_life(
         if journal:
             (tmp_path / JOURNAL).touch()
         head = PretendHead(system)
-        former = Former(ended="killed", restarts=1, workers=3, begun=begun)
+        former = Former(ended="killed", restarts=1, jobs={"j": FormerJob(restarts=1, workers=3, begun=begun)})
         told = msgspec.structs.replace(order(tmp_path, resume=resume, former=former), life=2, keeper=keeper.address)
         await lead(cast(Head, head), told, "", asyncio.Event())
         assert head.former == (FormerLife("killed", 1, 3) if goes_on else None)
@@ -103,7 +112,7 @@ class PretendMachine(LocalMachine):
     def transport(self, name: str, *, limits: Limits, **_: object) -> MemoryTransport:
         return MemoryTransport(MemoryNetwork(), PeerId(name, 1), limits=limits)
 
-    def launch(self, spec: Launch) -> Child:
+    def launch(self, spec: Launch, listening: Listening | None = None) -> Child:
         child = PretendChild(1, asyncio.get_running_loop())
         self.heads.put_nowait((HeadOrder.decode(spec.stdin), child))
         return child
@@ -124,8 +133,8 @@ def test_the_next_life_is_told_whether_any_before_it_got_as_far_as_the_core(tmp_
         begun: list[bool | None] = []
         for says in ("nothing", "ready", "nothing", "nothing"):
             told, head = await machine.heads.get()
-            begun.append(told.former.begun if told.former is not None else None)
-            await process.keeper.head_progress(HeadProgress(life=told.life, fields={"core": says}))
+            begun.append(told.former.jobs["j"].begun if told.former is not None else None)
+            await process.keeper.head_progress(HeadProgress(life=told.life, fields={"of_job": "j", "core": says}))
             head.crash()
         assert begun == [None, False, True, True]
         leading.cancel()
@@ -144,4 +153,4 @@ def test_a_head_whose_core_stands_has_said_so(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(main_process, "MachineProcess", Kept)
     assert simulate(scenario(jobs=[{"name": "a", "steps": 1}]), 1).violations == []
-    assert [process.keeper.begun for process in led] == [True]
+    assert [process.keeper.jobs["a"].begun for process in led] == [True]

@@ -13,7 +13,7 @@ import pytest
 from actors.environments.prompts.sources import open_sources
 from configs.checks.checks import check_job
 from configs.schema import JobConfig
-from supervisors.jobs.data_preparation import prepare_data
+from supervisors.preparation.data_preparation import prepare_data
 from supervisors.tree.errors import DataNotFetched
 from tests.smallest_job import smallest_job
 from tests.supervisors.jobs.hub_server import HubServer, Repository
@@ -114,7 +114,6 @@ async def test_config_split_and_a_part_of_a_split_are_those_of_the_library(hub: 
     assert prepared.data.mix[2].path == str(file)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 async def test_what_cannot_be_had_is_one_sentence_with_field_and_remedy(
     hub: HubServer, run_dir: Path, tmp_path: Path

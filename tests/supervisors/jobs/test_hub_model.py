@@ -18,10 +18,10 @@ import pytest
 
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
-from supervisors.jobs.abandonable import Abandonable
-from supervisors.jobs.hub_download import Order, _check_room, _Failed, fetch, read_report
-from supervisors.jobs.model_preparation import prepare_model
-from supervisors.jobs.phase import Phase
+from supervisors.preparation.abandonable import Abandonable
+from supervisors.preparation.hub_download import Order, _check_room, _Failed, fetch, read_report
+from supervisors.preparation.model_preparation import prepare_model
+from supervisors.preparation.phase import Phase
 from supervisors.tree.errors import ModelNotFetched
 from tests.smallest_job import smallest_job
 from tests.supervisors.jobs.hub_server import HubServer, Repository
@@ -229,7 +229,7 @@ def fetchers() -> list[int]:
     found: list[int] = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # a zombie among them
-            found += [child.pid] if "supervisors.jobs.hub_download" in child.cmdline() else []
+            found += [child.pid] if "supervisors.preparation.hub_download" in child.cmdline() else []
     return found
 
 

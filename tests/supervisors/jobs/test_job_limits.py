@@ -15,7 +15,7 @@ from configs.schema import JobConfig
 from supervisors.jobs.job_news import JobNews
 from supervisors.jobs.job_tree import JobTree
 from supervisors.machine.machine import LocalMachine
-from supervisors.machine.nodes import Nodes
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.tree.children import actor_child
 from supervisors.tree.errors import SupervisorGaveUp
 from supervisors.tree.strategies import Strategy
@@ -50,7 +50,7 @@ def test_a_job_tree_tries_as_often_as_the_job_says(tmp_path: Path) -> None:
     async def scenario() -> None:
         system = await head()
         job = smallest_job(limits=OF_JOB.model_copy(update={"restart_max": 9}).model_dump())
-        news = JobNews(system, job.name, None)
+        news = JobNews(system, job.name)
         tree = JobTree(system, Nodes("head"), FullMachine(), job, tmp_path, news, workers=1, adopting=False)
         with pytest.raises(SupervisorGaveUp, match="5 starts in a row failed; last: no space left"):
             await tree.start_core(never)

@@ -12,7 +12,7 @@ from actors.core.system import ActorSystem
 from supervisors.jobs.job_news import JobNews
 from supervisors.jobs.job_tree import JobTree
 from supervisors.machine.machine import LocalMachine
-from supervisors.machine.nodes import Node, Nodes
+from supervisors.machine.membership.nodes import Node, Nodes
 from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
@@ -36,7 +36,7 @@ def test_the_places_of_a_job_on_the_nodes_are_free_once_its_tree_is_down(
         taken = {process: process for process in ("j.rollout-0", "other.rollout-0")}
         node = Node("a", ActorAddress("agent", PeerId("a", 1)), slots=1, local=False, placed=taken)
         nodes._nodes["a"] = node
-        news = JobNews(system, job.name, None)
+        news = JobNews(system, job.name)
         tree = JobTree(system, nodes, LocalMachine(), job, tmp_path, news, workers=1, adopting=False)
         worker = SimpleNamespace(name="rollout-0")
         tree._supervisors["rollout"] = cast(Any, SimpleNamespace(snapshot=lambda: [worker]))

@@ -17,7 +17,7 @@ from configs.limits import Limits
 from configs.schema import JobConfig
 from supervisors.jobs import job_run
 from supervisors.jobs.job_run import JobRun
-from supervisors.machine.nodes import Nodes
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.tree.errors import NeverServed
 from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
@@ -58,8 +58,8 @@ async def _never() -> str:
 
 async def _interrupted(job: Job, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], float]:
     """The summary of a run of ``job`` whose operator interrupts at once, and how long it took."""
-    system = SimpleNamespace(ref=lambda _: job, address=lambda name: name)
-    run = JobRun(cast(Any, system), Nodes("head"), smallest_job(limits=LIMITS), run_dir, on_progress=None)
+    system = SimpleNamespace(ref=lambda _: job, address=lambda name: name, endpoint="ipc://head")
+    run = JobRun(cast(Any, system), Nodes("head"), smallest_job(limits=LIMITS), run_dir)
     job.run = run
     job.tell("begun", JobState.RUNNING)
     monkeypatch.setattr(run.tree, "failed", _never)
@@ -103,6 +103,49 @@ def test_a_job_that_never_comes_back_ends_as_failed_after_the_restart_window(
     run_simulated(scenario())
 
 
+class Stopping(Job):
+    """Is stopping for ``stops_s`` before it ends."""
+
+    stops_s = 10_000.0
+
+    async def ask(self, *_: Any) -> None:
+        self.tell("state", JobState.STOPPING)
+        asyncio.get_running_loop().call_later(self.stops_s, self._end)
+
+
+@pytest.mark.parametrize("trainer_runs", [False, True])
+def test_a_job_whose_trainer_stays_away_when_it_is_to_stop_ends_as_failed_and_any_other_takes_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer_runs: bool
+) -> None:
+    """As on a lost node: nobody will take the checkpoint."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(job_run.JobTree, "trainer_runs", lambda _: trainer_runs)
+        job = Stopping(away_s=0.0)
+        job.stops_s = 500.0 if trainer_runs else 10_000.0
+        summary, took_s = await _interrupted(job, tmp_path, monkeypatch)
+        if trainer_runs:
+            assert (summary["state"], took_s) == ("interrupted", 500.0)
+        else:
+            assert summary["state"] == "failed" and "the job needs its trainer, which has been away" in summary["error"]
+            assert took_s <= LIMITS.stop_silence_s + LIMITS.stall_report_s
+
+    run_simulated(scenario())
+
+
+async def test_a_job_that_waits_for_nodes_ends_at_once_when_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = waiting_run(tmp_path, None, monkeypatch, cluster={"nodes": 1, "wait_s": 600.0}, trainer={})
+    interrupted = asyncio.Event()
+    starting = asyncio.create_task(run.start(interrupted))
+    await asyncio.sleep(0.05)
+    interrupted.set()
+    async with asyncio.timeout(5.0):
+        assert not await starting
+    assert run.state is JobState.INTERRUPTED
+
+
 # ------------------------------------------------------------ a place on a training service
 
 
@@ -124,7 +167,7 @@ class FullService:
 
 
 def waiting_run(
-    run_dir: Path, places: FullService | None, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, places: FullService | None, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> tuple[JobRun, list[Mapping[str, Any]]]:
     async def model(*_: Any) -> Path:
         return run_dir
@@ -134,14 +177,16 @@ def waiting_run(
 
     monkeypatch.setattr(job_run, "prepare_model", model)
     monkeypatch.setattr(job_run, "look_at_text", begun)
-    system = SimpleNamespace(address=lambda name: name, actors=list)
+    system = SimpleNamespace(address=lambda name: name, actors=list, endpoint="ipc://head")
 
     async def spawn(*_: Any) -> None: ...
 
     system.spawn = spawn
     said: list[Mapping[str, Any]] = []
-    wanted = smallest_job(trainer={"service": "train-0"})
-    return JobRun(cast(Any, system), Nodes("head"), wanted, run_dir, on_progress=said.append, places=places), said
+    wanted = smallest_job(**{"trainer": {"service": "train-0"}} | changes)
+    run = JobRun(cast(Any, system), Nodes("head"), wanted, run_dir, places=places)
+    run.subscribe(said.append)
+    return run, said
 
 
 async def test_a_job_is_queued_until_a_service_has_room_and_says_for_what_it_waits(

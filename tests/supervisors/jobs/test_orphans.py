@@ -15,10 +15,11 @@ from actors.roles import RoleArgs
 from configs.limits import Limits
 from supervisors.jobs.adoption import adopt
 from supervisors.machine.machine import LocalMachine
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
-from supervisors.machine.nodes import Nodes
-from supervisors.machine.process import Child, Launch
-from supervisors.machine.process_spec import ProcessSpec
+from supervisors.machine.processes.held_sockets import Listening
+from supervisors.machine.processes.process import Child, Launch
+from supervisors.machine.processes.process_spec import ProcessSpec
 from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.messages import ProcessReady
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
@@ -57,7 +58,7 @@ class PretendMachine(LocalMachine):
         self.most_at_once = 0
         self.ready = ready
 
-    def launch(self, spec: Launch) -> Child:
+    def launch(self, spec: Launch, listening: Listening | None = None) -> Child:
         child = SlowToGo(len(self.launched) + 1, asyncio.get_running_loop())
         self.launched.append(child)
         self.most_at_once = max(self.most_at_once, sum(child.running for child in self.launched))

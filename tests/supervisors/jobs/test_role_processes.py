@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from supervisors.jobs import role_processes
+from supervisors.jobs import group_adoption, role_processes
 from supervisors.jobs.role_processes import RoleProcesses
-from supervisors.machine.nodes import Nodes
+from supervisors.machine.membership.nodes import Nodes
 from supervisors.tree.children import ChildSpec, Running
 from supervisors.tree.restart_budget import ExitCause
 from tests.smallest_job import smallest_job
@@ -35,7 +35,7 @@ class Machines:
         self.run, self.stopped, self.started = run, set[str](), set[str]()
         self.answers = asyncio.Event()
         self.answers.set()
-        monkeypatch.setattr(role_processes, "adopt", self.adopt)
+        monkeypatch.setattr(group_adoption, "adopt", self.adopt)
         monkeypatch.setattr(role_processes, "start_process", self.start)
 
     async def adopt(

@@ -46,10 +46,15 @@ async def test_scale_refuses_what_the_machines_cannot_take_and_warns_beyond_the_
         scaled.append(workers)
 
     run = SimpleNamespace(
-        job=smallest_job(), state=JobState.RUNNING, tree=SimpleNamespace(scale=scale, workers_wanted=1), say=said.append
+        job=smallest_job(),
+        state=JobState.RUNNING,
+        say=said.append,
+        tree=SimpleNamespace(pool=SimpleNamespace(scale=scale, workers_wanted=1)),
     )
     system = SimpleNamespace(actors=lambda: ["job.j"])
-    head: Any = SimpleNamespace(jobs={"j": run}, nodes=SimpleNamespace(present=[node(2, local=True)]), system=system)
+    head: Any = SimpleNamespace(
+        jobs={"j": run}, nodes=SimpleNamespace(usable_by=lambda _: [node(2, local=True)]), system=system
+    )
     operations = Operations(cast(Any, head))
     with pytest.raises(BadArgs, match=r"99 is more than the 16 that there is room for: limits.workers_per_core 8 x 2"):
         await operations.scale("j", 99)

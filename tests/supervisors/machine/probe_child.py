@@ -130,6 +130,6 @@ if __name__ == "__main__":
         ROLES[role] = f"probe_child:build{'' if role == 'probe' else '_' + role}"
     for tag in ("probe.ping", "probe.crash", "probe.crash_for_good", "probe.lose", "probe.finish", "probe.hold_gil"):
         WHO_MAY_SEND[tag] = frozenset([SenderKind.HEAD])
-    from supervisors.machine.child import run_child
+    from supervisors.machine.processes.child import run_child
 
     run_child()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from actors.core.system import ActorSystem
 from configs.limits import Limits
-from supervisors.jobs.elastic_pool import worker_names
-from supervisors.machine.nodes import JoinCluster, Nodes, check_offer
+from supervisors.machine.membership.nodes import JoinCluster, Nodes, check_offer
+from supervisors.pool.node_workers import worker_names
 from supervisors.tree.errors import NodeRefused, NoNode
 from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId

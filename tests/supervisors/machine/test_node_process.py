@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from actors.core.actor import Actor
 from actors.core.errors import RemoteError
 from actors.core.message import Message
+from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from configs.limits import Limits
-from supervisors.machine.node import NodeProcess, check_node
-from supervisors.machine.nodes import JoinCluster, Joined, LeaveCluster, Nodes
+from supervisors.machine.membership.node import Membership, NodeProcess, check_node
+from supervisors.machine.membership.nodes import JoinCluster, Joined, LeaveCluster, Nodes
 from supervisors.tree.errors import HeadLost
 from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
@@ -22,7 +25,7 @@ from transport.errors import HandshakeRefused
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.zmq.transport import ZmqTransport
 
-LIMITS = Limits(rejoin_patience_s=1.0, backoff_first_s=0.02, backoff_max_s=0.1)
+LIMITS = Limits(rejoin_patience_s=1.0, connect_timeout_s=2.0, backoff_first_s=0.02, backoff_max_s=0.1)
 BAD_NAMES = ["head", "machine", "", "..", "a/b", "a\nb", "a\x1b[2J", "x" * 57]
 
 
@@ -144,11 +147,56 @@ async def test_the_same_machine_coming_back_has_its_name(head: HeadAt) -> None:
     await second.stop()
 
 
+async def test_the_sockets_of_a_machine_that_was_killed_go_with_the_next_start_or_end(
+    head: HeadAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = b'{"pid": 4194304, "began_s": 0}'  # beyond the largest process id
+
+    async def began(name: str) -> tuple[NodeProcess, Path]:
+        before, node = set(tmp_path.iterdir()), head.node(name)
+        await node.start()
+        [made] = set(tmp_path.iterdir()) - before
+        return node, made
+
+    first, its_sockets = await began("n1")
+    second, others_sockets = await began("n2")
+    (its_sockets / "owner.json").write_bytes(killed)
+    third, thirds_sockets = await began("n3")
+    assert not its_sockets.exists() and others_sockets.exists()
+    (others_sockets / "owner.json").write_bytes(killed)
+    await third.stop()
+    assert not others_sockets.exists() and not thirds_sockets.exists()
+    await second.stop()
+    await first.stop()
+
+
 async def test_a_machine_whose_head_ends_in_good_order_ends_so_itself(head: HeadAt) -> None:
     node = head.node()
     await node.start()
     waiting = asyncio.create_task(node.wait(asyncio.Event()))
     await asyncio.sleep(0)
+    await head.system.stop()
+    assert await asyncio.wait_for(waiting, 20) is False
+    await node.stop()
+
+
+async def test_a_machine_whose_head_ends_while_it_joins_ends_in_good_order_too(
+    head: HeadAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    introduce = Membership.introduce
+
+    async def then_the_register_ends(membership: Membership, scheduler: ActorRef) -> None:
+        await introduce(membership, scheduler)
+        await head.system.stop_actor("nodes")  # before the machine watches it
+
+    monkeypatch.setattr(Membership, "introduce", then_the_register_ends)
+    node = head.node()
+    await node.start()
+    waiting = asyncio.create_task(node.wait(asyncio.Event()))
+    async with asyncio.timeout(5):
+        while node._membership is None or node._membership.known_to is not None:  # its watch was answered
+            await asyncio.sleep(0.01)
     await head.system.stop()
     assert await asyncio.wait_for(waiting, 20) is False
     await node.stop()

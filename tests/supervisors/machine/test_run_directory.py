@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from configs.run_files import RUN_LOCK
 from supervisors.machine import run_directory
-from supervisors.machine.run_directory import LOCK_FILE, RunLock, make_run_directory
+from supervisors.machine.run_directory import RunLock, make_run_directory
 from supervisors.tree.errors import DirectoryInUse
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,10 +60,10 @@ def test_runs_that_begin_at_once_get_a_directory_each(tmp_path: Path) -> None:
 def test_a_second_process_is_refused_with_the_first_one_s_pid_and_touches_nothing(tmp_path: Path) -> None:
     holder = hold(tmp_path)
     try:
-        before = (tmp_path / LOCK_FILE).read_bytes()
+        before = (tmp_path / RUN_LOCK).read_bytes()
         with pytest.raises(DirectoryInUse, match=rf"in use by process {holder.pid} on "):
             RunLock.take(tmp_path)
-        assert (tmp_path / LOCK_FILE).read_bytes() == before
+        assert (tmp_path / RUN_LOCK).read_bytes() == before
     finally:
         end(holder)
     RunLock.take(tmp_path).release()  # a killed process holds nothing
@@ -93,7 +94,7 @@ def test_a_process_that_has_the_number_of_one_that_is_gone_holds_nothing(tmp_pat
     other = subprocess.Popen(["sleep", "60"])
     try:
         record = {"pid": other.pid, "host": run_directory.platform.node(), "born": time.time() - 86400}
-        (tmp_path / LOCK_FILE).write_text(json.dumps(record))
+        (tmp_path / RUN_LOCK).write_text(json.dumps(record))
         RunLock.take(tmp_path).release()
     finally:
         other.kill()
@@ -102,7 +103,7 @@ def test_a_process_that_has_the_number_of_one_that_is_gone_holds_nothing(tmp_pat
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"pid": "x"}', '{"pid": -1}', "\0\0"])
 def test_a_damaged_record_refuses_nobody(tmp_path: Path, content: str) -> None:
-    (tmp_path / LOCK_FILE).write_text(content)
+    (tmp_path / RUN_LOCK).write_text(content)
     RunLock.take(tmp_path).release()
 
 
@@ -110,7 +111,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("precious")
     run = tmp_path / "run"
     run.mkdir()
-    (run / LOCK_FILE).symlink_to(tmp_path / "theirs")
+    (run / RUN_LOCK).symlink_to(tmp_path / "theirs")
     with pytest.raises(OSError):
         RunLock.take(run)
     assert (tmp_path / "theirs").read_text() == "precious"

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from configs.limits import Limits
+from configs.run_files import MACHINES
 from supervisors.providers.base import BookedProvider
 from supervisors.providers.keeper import Keeper
-from supervisors.providers.ownership import FILE, Ownership
+from supervisors.providers.ownership import Ownership
 from supervisors.providers.provider import How
 from supervisors.tree.errors import ProviderError
 from transport.sim.loop import SimulatedLoop
@@ -267,7 +268,7 @@ def test_names_and_the_mark_outlive_a_life_of_the_run_but_not_its_copy(tmp_path:
     copied = Ownership("My_Job.v2", tmp_path / "b")
     assert copied.mark != first.mark
     assert copied.next_name() == "my-job-v2-1"
-    (tmp_path / "a" / FILE).write_text("{")
+    (tmp_path / "a" / MACHINES).write_text("{")
     assert Ownership("My_Job.v2", tmp_path / "a").mark not in (first.mark, copied.mark)
     with pytest.raises(ProviderError, match="cannot be written"):
         Ownership("x", tmp_path / "gone").next_name()

@@ -65,6 +65,10 @@ def test_a_job_is_one_step_of_one_node_and_what_users_add_cannot_change_that() -
     assert "/local/keys" in replace(JOB, job=shared).script("j-1", "spot")
 
 
+def test_a_percent_sign_in_the_run_directory_is_no_pattern_of_slurms() -> None:
+    assert "--output=/runs/50%%j/logs/j-1.log" in replace(JOB, logs=Path("/runs/50%j/logs")).options("j-1")
+
+
 def test_times_are_read_as_slurm_writes_them() -> None:
     assert [seconds(text) for text in ("00:00:09", "04:00:00", "2-01:00:00")] == [9, 14400, 176400]
     assert seconds("UNLIMITED") == seconds("Partition_Limit") == float("inf")

@@ -76,9 +76,9 @@ def what_is_cut_off_is_not_counted(replace: Replace) -> None:
     right = EpisodeEntry._cut
 
     def cut(self: EpisodeEntry, batch: StepBatch, row: int, length: int) -> None:
-        counted = self._books.counters.tokens_discarded
+        counted = self._ledger.counters.tokens_discarded
         right(self, batch, row, length)
-        self._books.counters.tokens_discarded = counted
+        self._ledger.counters.tokens_discarded = counted
 
     replace(EpisodeEntry, "_cut", cut)
 

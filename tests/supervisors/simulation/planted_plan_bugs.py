@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from actors.fleet.cuts import Cuts
-from actors.fleet.planned import Planned
-from actors.fleet.step_parts import StepParts
+from actors.fleet.modes.cuts import Cuts
+from actors.fleet.modes.planned import Planned
+from actors.fleet.modes.step_parts import StepParts
 from actors.fleet.workers import Worker
 from actors.ledger.batch import StepBatch
-from actors.policies.view import GroupView
+from actors.policies.assigning.view import GroupView
 from tests.supervisors.simulation.planted_bugs import Replace
 
 NODES_GO = {
@@ -66,15 +66,19 @@ def nobody_is_woken_for_what_is_anybodys(replace: Replace) -> None:
 
 @caught_by(0)
 def a_worker_that_wakes_is_not_told_of_the_version_that_it_has_slept_through(replace: Replace) -> None:
-    right = Planned._wake
+    right, right_may = Planned._wake, Planned.may_load
 
     def wake(self: Planned, worker: Worker, number: int, now: float) -> None:
         tell, self._versions.tell = self._versions.tell, lambda worker: None  # type: ignore[method-assign]
         right(self, worker, number, now)
         self._versions.tell = tell  # type: ignore[method-assign]
-        worker.pulls_later = True
+        self.__dict__.setdefault("untold", set()).add(worker.address)
+
+    def may_load(self: Planned, worker: Worker) -> bool:
+        return worker.address not in self.__dict__.get("untold", ()) and right_may(self, worker)
 
     replace(Planned, "_wake", wake)
+    replace(Planned, "may_load", may_load)
 
 
 @caught_by(0)

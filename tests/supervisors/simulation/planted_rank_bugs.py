@@ -10,7 +10,8 @@ from typing import Any
 from actors.protocol.ranks import FollowLeader, RankDone, RankOrder
 from actors.ranks.group import GroupFollowers
 from actors.ranks.rank import Rank
-from supervisors.jobs.role_processes import RoleProcesses
+from supervisors.jobs.adoption import adopt
+from supervisors.jobs.group_adoption import GroupAdoption
 from supervisors.tree import strategies, supervisor
 from supervisors.tree.recovery import Rounds
 from supervisors.tree.strategies import Plan
@@ -53,15 +54,17 @@ def the_end_of_each_member_costs_a_unit_of_budget(replace: Replace) -> None:
 
 @caught_by(0, kinds=["kill"], roles=["head", "rank"], faults=(6, 10))
 def what_is_left_of_a_group_is_adopted(replace: Replace) -> None:
-    right = RoleProcesses._look_for
-
-    async def look_for(self: RoleProcesses, context: Any, leader: str, names: list[str], group: list[str]) -> Any:
+    async def look_for(self: GroupAdoption, context: Any, leader: str, replicas: list[list[str]], *, lent: bool) -> Any:
         found: dict[str, Any] = {}
-        for name in names:
-            found |= await right(self, context, leader, [name], group)
+        for replica in replicas:
+            group = [self._process_of(one) for one in replica] if sum(map(len, replicas)) > 1 else []
+            for name in replica:
+                running = await adopt(context, self._nodes, self._process_of(name), name, group=group, lent=lent)
+                if running is not None:
+                    found[name] = running
         return found
 
-    replace(RoleProcesses, "_look_for", look_for)
+    replace(GroupAdoption, "_look_for", look_for)
 
 
 # ------------------------------------------------------------ leaders and followers

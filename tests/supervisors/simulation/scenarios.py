@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.scenario import Scenario, load_scenario
+from configs.scenario import Scenario, Variant, load_scenario
 
 ROOT = Path(__file__).parents[3]
 CHAOS_FILE = ROOT / "configs" / "chaos.yaml"
@@ -29,6 +29,15 @@ def rank_groups(**drawn: Any) -> Scenario:
     faults = whole.faults.model_copy(update={"random": whole.faults.random.model_copy(update=roles | drawn)})
     variants = [variant for variant in whole.variants if variant.ranks]
     return whole.model_copy(update={"faults": faults, "variants": variants})
+
+
+def spread_ranks(**drawn: Any) -> Scenario:
+    """The same with trainers whose ranks are divided over the head's machine and nodes."""
+    variants = [{"ranks": 2, "trainer_nodes": 2}, {"ranks": 4, "trainer_nodes": 2}, {"ranks": 3, "trainer_nodes": 3}]
+    roles = {"roles": ["rank", "rank", "rank", "trainer", "rollout", "node", "node", "node", "head"]}
+    return rank_groups(**(roles | drawn)).model_copy(
+        update={"variants": [Variant.model_validate(one) for one in variants], "nodes": 3}
+    )
 
 
 def scenario(**changes: Any) -> Scenario:

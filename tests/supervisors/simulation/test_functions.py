@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from configs.scenario import Scenario, load_scenario
-from supervisors.jobs.functions import Functions
+from supervisors.pool.functions import Functions
 from supervisors.simulation.runner import simulate
 from tests.supervisors.simulation.scenarios import ROOT, scenario
 
@@ -32,13 +33,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     def noting(self: Functions, *arguments: Any, **keywords: Any) -> None:
         init(self, *arguments, **keywords)
-        record = self._record
+        news = self._news
 
         def recorded(name: str, **fields: Any) -> None:
             noted.append((name, fields["node"]))
-            record(name, **fields)
+            news.record(name, **fields)
 
-        self._record = recorded
+        self._news = SimpleNamespace(say=news.say, record=recorded, subscribe=news.subscribe)
 
     monkeypatch.setattr(Functions, "__init__", noting)
     return noted

@@ -8,8 +8,8 @@ import pytest
 
 from configs.scenario import Scenario
 from supervisors.simulation import runner
+from supervisors.simulation.cluster.world import World
 from supervisors.simulation.runner import simulate
-from supervisors.simulation.world import World
 from tests.supervisors.simulation.scenarios import scenario
 
 

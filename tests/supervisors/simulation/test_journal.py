@@ -10,7 +10,7 @@ import pytest
 from actors.ledger import events as ev
 from actors.ledger.errors import JournalFailed
 from configs.limits import DEFAULT_LIMITS
-from supervisors.simulation.journal import JournalFile, SimulatedJournal
+from supervisors.simulation.cluster.journal import JournalFile, SimulatedJournal
 from tests.simulated import run_simulated
 from transport.sim.loop import SimulatedLoop
 from transport.sim.process import SimProcess

@@ -24,7 +24,6 @@ def test_there_are_enough_of_them() -> None:
     assert len(PLANTED) >= 20
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_caught_by_some_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_caught(PLANTED[name], scenario_for(name), SEEDS[name], monkeypatch)

@@ -30,7 +30,6 @@ def scenario_for(name: str) -> Scenario:
     return Scenario.model_validate(scenario.model_dump() | changes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_of_planned_generation_is_caught_by_some_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_caught(PLANTED[name], scenario_for(name), SEEDS[name], monkeypatch)

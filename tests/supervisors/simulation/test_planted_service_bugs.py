@@ -36,7 +36,6 @@ def test_there_are_enough_of_them() -> None:
     assert len(PLANTED) >= 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_of_a_training_service_is_caught_by_some_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_caught(PLANTED[name], scenario_for(name), SEEDS[name], monkeypatch)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from actors.core.message import class_of
 from actors.weights.segments import SIMULATED_HOST, Host, simulated_id
-from supervisors.simulation.machine import SimulatedMachine
+from supervisors.simulation.cluster.machine import SimulatedMachine
+from supervisors.simulation.cluster.world import World
+from supervisors.simulation.faults.plan import EPISODE_MOMENTS, MOMENTS, RANK_MOMENTS, SERVICE_MOMENTS
 from supervisors.simulation.runner import directory
-from supervisors.simulation.world import World
 from tests.supervisors.simulation.scenarios import scenario
 from transport.sim.loop import SimulatedLoop
 
@@ -53,3 +55,8 @@ def test_published_versions_are_told_from_what_pullers_hold_of_them(tmp_path: Pa
         for rest in ("0", "0.manifest", "0@rollout-1", "1.partial", "1"):
             (machine.host.memory / f"{name}{rest}").touch()
         assert [path.name for path in world.segments("a")] == [f"{name}0", f"{name}1"]
+
+
+def test_every_moment_at_which_a_fault_may_strike_is_the_delivery_of_a_message_that_there_is() -> None:
+    moments = {*MOMENTS, *SERVICE_MOMENTS, *EPISODE_MOMENTS, *RANK_MOMENTS}
+    assert {tag for tag in moments if class_of(tag) is None} == set()

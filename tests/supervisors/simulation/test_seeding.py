@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from actors.fleet.modes.seeding_estimate import SeedingEstimate
 from actors.fleet.scope import JobScope
-from actors.fleet.seeding_estimate import SeedingEstimate
 from actors.rollout.engine import StepOutput
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats
 from configs.scenario import Scenario
-from supervisors.jobs.job_tree import JobTree
-from supervisors.simulation.roles import PacedBackend, PacedEngine
+from supervisors.pool.node_workers import NodeWorkers
+from supervisors.simulation.cluster.roles import PacedBackend, PacedEngine
 from supervisors.simulation.runner import Outcome, simulate
 from tests.supervisors.simulation.scenarios import scenario
 
@@ -174,13 +174,13 @@ def test_a_machine_that_leaves_after_the_window_opens_it_again(seen: Seen, tmp_p
 def test_machines_beyond_the_capacity_target_get_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three machines are offered and taken; one of them generates everything while the trainer trains."""
     aims: list[int] = []
-    aim = JobTree._aim_at
+    aim = NodeWorkers.aim
 
-    def noting(self: JobTree, remote: int) -> None:
+    def noting(self: NodeWorkers, remote: int) -> None:
         aims.append(remote)
         aim(self, remote)
 
-    monkeypatch.setattr(JobTree, "_aim_at", noting)
+    monkeypatch.setattr(NodeWorkers, "aim", noting)
     trace = tmp_path / "three.csv"
     trace.write_text("at_s,node,event,kind\n" + "\n".join(f"0.{i},n{i},up,spot" for i in range(3)))
     slow = COSTS | {"engine_step_s": 0.02, "train_step_s": 4.0}

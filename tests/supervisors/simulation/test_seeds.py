@@ -16,7 +16,7 @@ from supervisors.simulation.runner import simulate
 from supervisors.simulation.seeds import replay_command
 from tests.supervisors.simulation.scenarios import CHAOS_FILE, COMBINED_FILE, PLANNED_FILE, SEEDING_FILE, SHARED_FILE
 
-SEEDS = 12
+SEEDS = 6
 FRESH_MAX, FRESH_MIN = 400, 20
 SLICE_S = 40.0
 A_DAY_S = 86400
@@ -36,7 +36,6 @@ def no_promise_is_broken(file: Path, seeds: Iterable[int]) -> None:
     assert struck > 2 * count, "faults that do not strike prove nothing"
 
 
-@pytest.mark.slow
 @each_file
 def test_no_fixed_seed_breaks_a_promise(file: Path) -> None:
     no_promise_is_broken(file, range(SEEDS))
@@ -49,12 +48,10 @@ def seeds_of_today() -> Iterable[int]:
             yield first + number
 
 
-@pytest.mark.slow
 def test_no_fixed_seed_of_jobs_that_share_a_trainer_breaks_a_promise() -> None:
     no_promise_is_broken(SHARED_FILE, range(4))  # twice as dear: each is held against the jobs alone
 
 
-@pytest.mark.slow
 def test_no_fixed_seed_of_jobs_with_planned_steps_breaks_a_promise() -> None:
     no_promise_is_broken(PLANNED_FILE, range(6))
 

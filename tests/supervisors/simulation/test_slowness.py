@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from supervisors.simulation.paced import slowly
+from supervisors.simulation.cluster.paced import slowly
 from tests.simulated import run_simulated
 from transport.sim.process import SimProcess
 

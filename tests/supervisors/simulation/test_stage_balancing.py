@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.scenario import Scenario
-from supervisors.jobs.job_tree import JobTree
+from supervisors.pool.resizing import Resizing
 from supervisors.simulation.runner import simulate
 from tests.supervisors.simulation.scenarios import scenario
 
@@ -17,13 +17,13 @@ from tests.supervisors.simulation.scenarios import scenario
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """That were asked for, in order."""
     asked: list[int] = []
-    size_pool = JobTree._size_pool
+    resize = Resizing._resize
 
-    async def noting(self: JobTree, workers: int) -> None:
+    def noting(self: Resizing, workers: int) -> None:
         asked.append(workers)
-        await size_pool(self, workers)
+        resize(self, workers)
 
-    monkeypatch.setattr(JobTree, "_size_pool", noting)
+    monkeypatch.setattr(Resizing, "_resize", noting)
     return asked
 
 

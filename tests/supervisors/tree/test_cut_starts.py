@@ -13,6 +13,7 @@ from actors.core.context import Context
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
 from configs.limits import Limits
+from supervisors.tree.child_record import Stage
 from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.messages import (
     ProcessExited,
@@ -151,5 +152,20 @@ def test_a_group_that_is_removed_as_it_becomes_ready_is_gone_once_that_is_done(m
             await asyncio.sleep(READY_S["l"] + moment_s)
             await both.supervisor.remove_child("l")
             assert both.agent.processes == {}
+
+    run_simulated(main())
+
+
+def test_two_who_stop_a_child_that_a_start_given_up_has_left_stop_it_once() -> None:
+    """A recovery and the end of all may reach the same one before either has had a turn."""
+
+    async def main() -> None:
+        async with TwoMachines(RestartPolicy.TEMPORARY) as both:
+            await both.supervisor.ready(10.0)
+            child = both.supervisor._children["f"]
+            child.stage = Stage.LEFT
+            assert await asyncio.gather(both.supervisor._stop(child), both.supervisor._stop(child)) == [True, False]
+            assert child.stage is Stage.DOWN
+            assert "f" not in both.agent.processes
 
     run_simulated(main())

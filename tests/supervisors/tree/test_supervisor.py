@@ -229,7 +229,7 @@ async def test_a_child_without_a_node_for_it_waits_and_is_in_no_crash_loop():
             left[0] -= 1
             return await right.start(context)
 
-        house.supervisor.add_child(dataclasses.replace(right, start=start))
+        house.supervisor.add_children([dataclasses.replace(right, start=start)])
         await house.until("started", "a")
         house.end("a")
         await house.until("started", "a", 2)
@@ -247,18 +247,18 @@ async def test_a_transient_child_that_completes_is_left_alone():
 async def test_a_supervisor_that_has_ended_takes_no_more_children():
     async with House(Strategy.ONE_FOR_ONE, "a") as house:
         await house.supervisor.ready(5)
-    house.supervisor.add_child(house.spec("late"))
+    house.supervisor.add_children([house.spec("late")])
     assert "+late" not in house.diary
 
 
 async def test_children_come_and_go_while_siblings_run():
     async with House(Strategy.ONE_FOR_ONE, "ab") as house:
         await house.supervisor.ready(5)
-        house.supervisor.add_child(house.spec("d"))
+        house.supervisor.add_children([house.spec("d")])
         await house.until("started", "d")
         assert house.supervisor.running("d").address.name == "d"
         with pytest.raises(ValueError, match="'d'"):
-            house.supervisor.add_child(house.spec("d"))
+            house.supervisor.add_children([house.spec("d")])
         await house.supervisor.remove_child("a")
         await house.supervisor.remove_child("a")
         assert [info.name for info in house.supervisor.snapshot()] == ["b", "d"]
@@ -358,7 +358,7 @@ async def test_starts_that_an_agent_does_not_answer_are_tried_again_after_a_paus
                 raise ChildStartFailed("a", ExitCause.UNREACHABLE, "its node agent gave no answer", node="n")
             return await right.start(context)
 
-        house.supervisor.add_child(dataclasses.replace(right, start=start))
+        house.supervisor.add_children([dataclasses.replace(right, start=start)])
         await house.until("started", "a")
         tried_s = [event.at_s for event in house.events if event.kind in ("start_failed", "started")]
         pauses = [later - earlier for earlier, later in pairwise(tried_s)]

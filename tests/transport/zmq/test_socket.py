@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -74,6 +76,45 @@ async def test_a_frame_larger_than_the_bound_ends_the_connection_and_is_never_he
     finally:
         dialer.close(linger_s=0)
         listener.close(linger_s=0)
+
+
+FLOODED = """
+import asyncio, time, zmq
+from dataclasses import replace
+from configs.limits import DEFAULT_LIMITS
+from transport.transport import Lane
+from transport.zmq.context import new_context
+from transport.zmq.options import lane_options
+from transport.zmq.socket import Role, ZmqSocket
+
+async def main():
+    options = lane_options(Lane.SIGNAL, 8, DEFAULT_LIMITS)
+    options = replace(options, heartbeat_interval_s=0.02, heartbeat_timeout_s=10.0)
+    arrived, context = [], new_context()
+    listener = ZmqSocket(context, Role.LISTENER, options, arrived.append)
+    endpoint = listener.bind("tcp://127.0.0.1:*")
+    theirs = zmq.Context()
+    stranger = theirs.socket(zmq.DEALER)
+    stranger.connect(endpoint)
+    for _ in range(500):
+        stranger.send(b"x")
+    time.sleep(0.2)
+    stranger.close(linger=0)
+    theirs.term()
+    time.sleep(0.2)  # the loop is busy for ten beats
+    while len(arrived) < 500:
+        await asyncio.sleep(0.001)
+    listener.close(linger_s=0)
+    context.term()
+
+asyncio.run(main())
+"""
+
+
+def test_a_peer_that_floods_a_busy_process_and_goes_does_not_abort_it() -> None:
+    """libzmq would, at its next heartbeat on a connection that it has stopped reading and that was closed."""
+    done = subprocess.run([sys.executable, "-c", FLOODED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class FullSocket:

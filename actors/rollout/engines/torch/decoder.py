@@ -5,7 +5,7 @@
 
 Invariants
 - Rows are 0 … n - 1, one for each branch (``branches.py``); row i's cache holds all of its tokens but the newest.
-- ``prefill`` appends rows behind the present ones. Behind a known prefix it computes what it would compute without.
+- ``prefill`` appends rows behind the present ones. A known prefix does not change what it computes for the rest.
 - No method keeps a reference to its arguments.
 """
 
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.models.routers import Recorder, routers_of
 from actors.rollout.engines.torch.fused_decoder import FusedDecoder, why_not_fused
 from actors.rollout.engines.torch.generic_decoder import GenericDecoder
 from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
@@ -33,12 +34,15 @@ class Decoder(Protocol):
     prefilled_tokens: int
     """Tokens that ``prefill`` has computed so far."""
 
+    routes: NDArray[np.uint8]
+    """uint8[rows, bytes]: experts of each row's newest computed token (``models/routers.py``), if they are recorded."""
+
     def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
         """Append a row for each of n ``sequences``, whose beginnings may be ``known``. Returns logits [n, vocab]."""
         ...
 
     def parts(self, row: int) -> list[Tensor]:
-        """What a row holds, keys and values in an order that is the decoder's own: views [..., tokens, head_dim]."""
+        """A row's keys and values as views [..., tokens, head_dim]; their order is the decoder's own."""
         ...
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
@@ -57,28 +61,35 @@ class Decoder(Protocol):
         ...
 
     def weights_changed(self) -> None:
-        """The model's parameters have new values: renew whatever was derived from them."""
+        """Renew whatever was derived from the model's parameters, which have new values."""
         ...
 
     @property
     def rows(self) -> int: ...
 
-    @property
-    def cache_bytes(self) -> int: ...
 
-
-def make_decoder(model: Any, kind: str, *, max_rows: int, max_tokens: int, prefill_tokens: int) -> Decoder:
+def make_decoder(
+    model: Any, kind: str, *, max_rows: int, max_tokens: int, prefill_tokens: int, records_routes: bool = False
+) -> Decoder:
     """The fast decoder if it fits ``model``, else the generic one. ``kind``: auto, fused or generic.
 
     Raises:
-        ModelUnreadable: ``fused`` was asked for and does not fit, or the model keeps a state that no cache can hold.
+        ModelUnreadable: ``fused`` was asked for and does not fit, the model has no key-value cache, or routes are to be
+            recorded and it has no router of a known family.
     """
     if kind not in ("auto", "fused", "generic"):
         raise ModelUnreadable(f"rollout.engine_options.decoder is {kind!r}: expected auto, fused or generic")
     reason = why_not_fused(model, max_tokens) if kind != "generic" else "generic was asked for"
+    reason = reason or ("it records no routes (trainer.router_replay)" if records_routes else "")
     if kind == "fused" and reason:
         raise ModelUnreadable(f"rollout.engine_options.decoder is 'fused', but {reason}: use auto")
     with torch.no_grad():
         if not reason:
             return FusedDecoder(model, max_rows=max_rows, max_tokens=max_tokens, prefill_tokens=prefill_tokens)
-        return GenericDecoder(model, prefill_tokens=prefill_tokens)
+        if records_routes and not routers_of(model):
+            raise ModelUnreadable(
+                f"trainer.router_replay is set, and {type(model).__name__} has no experts whose routers are known; "
+                "unset it"
+            )
+        recorder = Recorder(model) if records_routes else None
+        return GenericDecoder(model, prefill_tokens=prefill_tokens, recorder=recorder)

@@ -7,20 +7,20 @@
 Invariants
 - Fused matrices own the storage and the module's parameters are views of them, so a weight load in place needs no
   second copy. Only the stacked q/k norms are derived, and ``weights_changed`` renews them.
-- On the CPU, in float32 and with one thread, a row's logits are the same bits whatever else is in the batch: matmuls
-  have at least ``least_rows`` rows (BLAS takes another kernel below that), prefill widths are multiples of
-  ``LENGTH_BUCKET`` (so does attention for a ragged last block), decoding looks at ``SHORTEST_SPAN`` tokens at least (so
-  does BLAS for fewer columns), and masked positions contribute exact zeros. Nor does it matter
-  how much of a row was known before: that lies at the same columns as if it had been computed.
-- On CUDA a step of decoding is a replayed graph (``step_graphs.py``). For few shapes to come again and again, rows are
+- On the CPU, in float32 and with one thread, a row's logits are the same bits whatever else is in the batch. BLAS takes
+  other kernels for few rows or columns, and attention for a ragged last block: therefore matmuls have at least
+  ``least_rows`` rows, decoding reads at least ``SHORTEST_SPAN`` columns, and prefill widths are multiples of
+  ``LENGTH_BUCKET``. Masked positions contribute exact zeros, and a known prefix lies at the columns where it would have
+  been computed.
+- On CUDA a step of decoding is a replayed graph (``step_graphs.py``). To have few shapes that come often, rows are
   padded to a power of two and spans to multiples of ``CUDA_SPAN``.
 
-The reason for its existence: on a tiny model the HF modules cost several times the arithmetic (``benchmarks/``).
+Why it exists: on a tiny model the HF modules cost several times the arithmetic (``benchmarks/``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -29,9 +29,8 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.host.matmul import linear
+from actors.models.matmul import linear
 from actors.rollout.engines.torch.kv_cache import KvCache
-from actors.rollout.engines.torch.least_rows import least_rows
 from actors.rollout.engines.torch.prefill import behind_chunks, prefill_chunks
 from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
 from actors.rollout.engines.torch.step_graphs import StepGraphs
@@ -41,6 +40,10 @@ _ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
 LENGTH_BUCKET: Final = 16
 SHORTEST_SPAN: Final = 32
 CUDA_SPAN: Final = 64
+FEWEST: Final = 4
+MOST: Final = 16
+"""Number of rows from which on every processor that was tried gives the same bits."""
+_MANY: Final = 64
 
 
 def _bucket(length: int) -> int:
@@ -89,7 +92,7 @@ class _Layer:
             stacked = torch.cat([q.detach().expand(self.heads, -1), k.detach().expand(self.kv_heads, -1)])
             if self.qk_norm is None:
                 self.qk_norm = stacked
-            else:  # in place: a recorded step reads it where it was
+            else:  # in place: a recorded step reads from the same address
                 self.qk_norm.copy_(stacked)
 
 
@@ -115,6 +118,8 @@ class FusedDecoder:
     """Implements ``Decoder``; see the module's docstring."""
 
     shares_prefixes = True
+    routes: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
+    """Nothing: these models have no experts."""
 
     def __init__(self, model: Any, *, max_rows: int, max_tokens: int, prefill_tokens: int) -> None:
         body, config = model.model, model.config
@@ -151,10 +156,6 @@ class FusedDecoder:
     def parts(self, row: int) -> list[Tensor]:
         return self._cache.parts(row)
 
-    @property
-    def cache_bytes(self) -> int:
-        return self._cache.nbytes
-
     def weights_changed(self) -> None:
         for layer in self._layers:
             layer.renew()
@@ -172,7 +173,7 @@ class FusedDecoder:
         self._rows = rows
 
     def _reserve(self, rows: int, longest: int, *, used_rows: int) -> None:
-        """The cache is as wide as whole buckets: attention looks at whole ones, too."""
+        """Reserve whole buckets of columns, since attention reads whole buckets."""
         self._cache.reserve(max(rows, self._least_rows), _bucket(longest), used_rows=used_rows)
 
     def _index(self, values: NDArray[np.int64]) -> Tensor:
@@ -224,7 +225,7 @@ class FusedDecoder:
         return self._logits(hidden[self._index(last)])
 
     def _prefill_behind(self, sequences: list[NDArray[np.int32]], begun: NDArray[np.int64], targets: Tensor) -> Tensor:
-        """As ``_prefill_chunk``; the cache's rows have the first ``begun`` tokens of n ``sequences``, int64[n]."""
+        """As ``_prefill_chunk``, but the cache's rows already hold the first ``begun`` (int64[n]) tokens of each."""
         lengths = np.array([len(sequence) for sequence in sequences], np.int64)
         n, width, span = len(sequences), _bucket(int((lengths - begun).max())), self._span(int(lengths.max()))
         behind = np.arange(width)
@@ -243,7 +244,7 @@ class FusedDecoder:
             self._cache.store(number, places, k[entries], v[entries])
             keys, values = self._cache.of_rows(number, targets, span)
             q, group = q.view(n, width, -1, self._head_dim).transpose(1, 2), layer.heads // layer.kv_heads
-            if q.is_cuda and group > 1:  # of CUDA's kernels those that take a mask want a key for each query's head
+            if q.is_cuda and group > 1:  # CUDA's kernels with a mask need a key head for each query head
                 keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
             mixed = F.scaled_dot_product_attention(
                 q, keys, values, attn_mask=bias, scale=self._scale, enable_gqa=q.shape[1] != keys.shape[1]
@@ -253,7 +254,7 @@ class FusedDecoder:
         return self._logits(hidden[self._index(last)])
 
     def _span(self, longest: int) -> int:
-        """How many columns of the cache are looked at for rows of up to ``longest`` tokens."""
+        """Number of columns of the cache that attention reads for rows of up to ``longest`` tokens."""
         return min(max(_bucket(longest), SHORTEST_SPAN), self._cache.width)
 
     # ------------------------------------------------------------------ decode
@@ -277,7 +278,7 @@ class FusedDecoder:
         return max(n, self._least_rows)
 
     def _decode(self, tokens: Tensor, positions: Tensor, span: int) -> Tensor:
-        """Logits of one more token a row, ``positions`` being theirs; nothing here waits for the device."""
+        """Logits after one more token a row, at ``positions``; nothing here waits for the device."""
         rows = len(tokens)
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
         hidden = F.embedding(tokens, self._embed)
@@ -290,7 +291,7 @@ class FusedDecoder:
         return self._logits(hidden)
 
     def _bias_of(self, positions: Tensor, span: int, dtype: torch.dtype) -> Tensor:
-        """0 where a row may look and -inf behind its newest token: [rows * kv_heads, 1, span]."""
+        """Attention bias: 0 up to a row's newest token and -inf behind it, [rows * kv_heads, 1, span]."""
         behind = torch.arange(span, device=positions.device) > positions.unsqueeze(1)
         bias = torch.zeros(behind.shape, dtype=dtype, device=positions.device).masked_fill_(behind, -torch.inf)
         return bias.repeat_interleave(self._cache.heads, 0).unsqueeze(1)
@@ -332,3 +333,25 @@ class FusedDecoder:
         n = hidden.shape[0]
         hidden = F.pad(hidden, (0, 0, 0, max(0, self._least_rows - n)))
         return linear(self._rms(hidden, self._norm), self._head)[:n]
+
+
+def least_rows(weights: Iterable[Tensor]) -> int:
+    """Number of rows from which on a matmul with these matrices [n, k] gives a row the same bits in any batch.
+
+    BLAS takes other kernels for few rows. How few depends on the processor and the shape: below 4 on most that were
+    tried; on one with AVX-512 FP16 up to 4 rows of 96 columns, and up to 15 of 512. So it is measured for each model,
+    with its own matrices. ``FEWEST`` where equal bits are not promised: not in float32, or not on the CPU.
+    """
+    by_shape = {weight.shape: weight for weight in weights}
+    return max((_least_rows(weight) for weight in by_shape.values()), default=FEWEST)
+
+
+def _least_rows(weight: Tensor) -> int:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return FEWEST
+    hidden = torch.randn(_MANY, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    many = linear(hidden, weight)
+    for rows in range(MOST - 1, FEWEST - 1, -1):
+        if not torch.equal(linear(hidden[:rows], weight), many[:rows]):
+            return rows + 1
+    return FEWEST

@@ -8,8 +8,8 @@ architecture supports (also those that count distances by column: ALiBi, sliding
     row 1      x y z a b c ─▶ d                 and all rows grow by one column a step
 
 Invariants
-- Row i occupies the last ``lengths[i]`` columns; the attention mask says so; positions count within the row.
-- Known prefixes are cut so that all rows of a batch compute equally many tokens, which keeps that picture.
+- Row i occupies the last ``lengths[i]`` columns, as the attention mask says; positions count within the row.
+- Known prefixes are cut so that all rows of a batch compute equally many tokens and so end at the same column.
 - The cache is an HF ``DynamicCache`` without sliding layers: the model's own mask narrows the view.
 """
 
@@ -25,21 +25,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
+from actors.models.routers import Recorder
 from actors.rollout.engines.torch.prefill import behind_chunks, prefill_chunks
 from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
 from actors.rollout.errors import ModelUnreadable
 
 _SPREAD: Final = 16
-"""Known tokens of a row that are computed again at most, for the rows of a batch to compute equally many."""
+"""Most known tokens of a row that are computed again, so that all rows of a batch compute equally many."""
 _BY_LENGTH: Final = ("dynamic", "longrope")
-"""Rotary embeddings that turn a token by how long its sequence is: its keys are no other sequence's."""
+"""Kinds of rotary embedding that depend on the sequence's length, so that no other sequence can share its keys."""
 
 
 class GenericDecoder:
     """Implements ``Decoder``; see the module's docstring."""
 
-    def __init__(self, model: Any, *, prefill_tokens: int) -> None:
-        self._model, self._prefill_tokens = model, prefill_tokens
+    def __init__(self, model: Any, *, prefill_tokens: int, recorder: Recorder | None = None) -> None:
+        """``recorder``: of the experts that tokens go to; None: they are not recorded."""
+        self._model, self._prefill_tokens, self._recorder = model, prefill_tokens, recorder
+        self.routes = np.zeros((0, recorder.width_bytes if recorder else 0), np.uint8)
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._keeps_last = "logits_to_keep" in accepted
@@ -61,10 +64,6 @@ class GenericDecoder:
         return [part[row, :, first:] for layer in self._layers for part in layer]
 
     @property
-    def cache_bytes(self) -> int:
-        return sum(keys.nbytes + values.nbytes for keys, values in self._layers)
-
-    @property
     def _columns(self) -> int:
         return self._layers[0][0].shape[2] if self._layers else 0
 
@@ -72,7 +71,7 @@ class GenericDecoder:
         """Nothing is derived from the weights."""
 
     def clear(self) -> None:
-        self._layers, self._lengths = [], np.zeros(0, np.int64)
+        self._layers, self._lengths, self.routes = [], np.zeros(0, np.int64), self.routes[:0]
 
     def arrange(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
         if rows == 0:
@@ -80,7 +79,7 @@ class GenericDecoder:
             return
         order = np.arange(rows)
         order[targets] = sources
-        self._lengths = self._lengths[order]
+        self._lengths, self.routes = self._lengths[order], self.routes[order]
         cut = self._columns - int(self._lengths.max())
         index = self._tensor(order)
         self._layers = [(keys[:, :, cut:][index], values[:, :, cut:][index]) for keys, values in self._layers]
@@ -88,6 +87,7 @@ class GenericDecoder:
     def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
         logits: list[Tensor] = [torch.empty(0)] * len(sequences)
         layers: list[list[tuple[Tensor, Tensor]]] = [[]] * len(sequences)
+        routes = np.zeros((len(sequences), self.routes.shape[1]), np.uint8)
         lengths = np.array([len(sequence) for sequence in sequences], np.int64)
         begun = np.array([known.tokens(i) if known else 0 for i in range(len(sequences))], np.int64)
         new, rest = np.flatnonzero(begun == 0), np.flatnonzero(begun)
@@ -97,7 +97,7 @@ class GenericDecoder:
         )
         for chunk in [*chunks, *(rest[part] for part in parts)]:
             size = lengths[chunk]
-            width = int((size - begun[chunk]).max())  # of each row the last so many tokens
+            width = int((size - begun[chunk]).max())  # the last ``width`` tokens of each row are computed
             ids = np.zeros((len(chunk), width), np.int64)
             for row, i in enumerate(chunk):
                 ids[row, width - min(width, lengths[i]) :] = sequences[i][-width:]
@@ -106,13 +106,14 @@ class GenericDecoder:
                 if known and begun[chunk[0]]
                 else []
             )
-            output, computed = self._forward(ids, size, past)
+            output, computed, routes[chunk] = self._forward(ids, size, past)
             self.prefilled_tokens += int(np.minimum(size, width).sum())
             for row, i in enumerate(chunk):
                 logits[i] = output[row]
                 first = computed[0][0].shape[2] - int(size[row])
                 layers[i] = [(keys[row, :, first:], values[row, :, first:]) for keys, values in computed]
         self._lengths = np.concatenate([self._lengths, lengths])
+        self.routes = np.concatenate([self.routes, routes])
         self._join(layers)
         return torch.stack(logits)
 
@@ -137,14 +138,16 @@ class GenericDecoder:
         self._layers = merged
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
-        logits, self._layers = self._forward(tokens[:, None], lengths, self._layers)
+        logits, self._layers, self.routes = self._forward(tokens[:, None], lengths, self._layers)
         self._lengths = lengths.copy()
         return logits
 
     def _forward(
         self, ids: NDArray[np.int64], lengths: NDArray[np.int64], past: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Run ids [n, q] behind ``past``; lengths [n] include them. Returns logits [n, vocab] and the new cache."""
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], NDArray[np.uint8]]:
+        """Run ids [n, q] behind ``past``; lengths [n] include them. Returns logits [n, vocab], the new cache, and where
+        the last tokens went (``routes``).
+        """
         cache = DynamicCache()
         for number, (keys, values) in enumerate(past):
             cache.update(keys, values, number)
@@ -168,14 +171,15 @@ class GenericDecoder:
             raise ModelUnreadable(
                 f"{type(self._model).__name__} keeps a state that is no key-value cache: not for the torch engine"
             )
-        return output.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
+        routes = self._recorder.newest(len(ids)) if self._recorder else np.zeros((len(ids), 0), np.uint8)
+        return output.logits[:, -1], [(layer.keys, layer.values) for layer in layers], routes
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._model.device)
 
 
 def _at_the_right(parts: list[Tensor], shown: NDArray[np.int64]) -> list[tuple[Tensor, Tensor]]:
-    """The first ``shown`` tokens of each row of ``parts``, [n, heads, tokens, head_dim], at the right; by layer."""
+    """Right-align the first ``shown`` tokens of each row of ``parts`` [n, heads, tokens, d]; pairs by layer."""
     width, padded = int(shown.max()), list[Tensor]()
     if not width:
         return []

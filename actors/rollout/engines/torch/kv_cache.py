@@ -1,14 +1,39 @@
-"""Keys and values of running rows in one tensor per kind, [layers, rows, heads, tokens, head_dim].
+"""The keys of running rows in one tensor and their values in another: [layers, rows, heads, tokens, head_dim] each.
 
 Invariants
 - Memory grows by doubling with the rows and lengths in use, never beyond ``max_rows`` × ``max_tokens``.
 - Contents behind a row's length are undefined but finite; readers mask them.
+- Rows are never set aside, so as many run as find memory at full length (``slots_that_fit``).
 """
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import torch
 from torch import Tensor
+
+from actors.host.memory_account import free_bytes
+from actors.rollout.engine import EngineSpec, slots_of
+
+_SHARE: Final = 0.5
+"""Share of the free memory that the cache may take in the end, so that the half as large one from which it is copied
+fits beside it, and what a step computes too."""
+
+
+def slots_that_fit(model: Any, spec: EngineSpec) -> int:
+    """Number of sequences for which the free memory of the model's device suffices, at least 1."""
+    share = spec.memory_share if model.device.type == "cpu" else 1.0
+    free = free_bytes(str(model.device)) * share - spec.prefix_cache_bytes
+    return slots_of(_SHARE * free / token_bytes(model), spec.max_context_tokens, sets_aside=False)
+
+
+def token_bytes(model: Any) -> int:
+    """Bytes of the keys and values of one token, in all layers."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_size * model.dtype.itemsize
 
 
 class KvCache:
@@ -24,7 +49,7 @@ class KvCache:
 
     @property
     def place(self) -> int:
-        """Another one whenever the tensors lie elsewhere than before."""
+        """Number that changes whenever the tensors move to other addresses."""
         return self._moves
 
     def clear(self) -> None:
@@ -38,16 +63,12 @@ class KvCache:
         )
 
     @property
-    def nbytes(self) -> int:
-        return 2 * self._keys.nbytes
-
-    @property
     def rows(self) -> int:
         return self._keys.shape[1]
 
     @property
     def width(self) -> int:
-        """Tokens a row can hold now."""
+        """Number of tokens that a row can hold now."""
         return self._keys.shape[3]
 
     def reserve(self, rows: int, width: int, *, used_rows: int) -> None:
@@ -66,17 +87,17 @@ class KvCache:
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy row ``sources[j]``, which may come several times, onto row ``targets[j]``; the two sets are disjoint."""
         for part in (self._keys, self._values):
-            for layer in part:  # what is copied is in memory twice for a moment
+            for layer in part:  # one at a time, since copied rows are in memory twice for a moment
                 layer[targets] = layer[sources]
 
     def write_prefix(self, layer: int, targets: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Row ``targets[j]`` begins with ``keys[j]`` and ``values[j]``, [heads, tokens, head_dim]."""
+        """Write ``keys[j]`` and ``values[j]``, [heads, tokens, head_dim], to the beginning of row ``targets[j]``."""
         width = min(keys.shape[2], self.width)
         self._keys[layer][:, :, :width].index_copy_(0, targets, keys[:, :, :width])
         self._values[layer][:, :, :width].index_copy_(0, targets, values[:, :, :width])
 
     def begin(self, targets: Tensor, keys: Tensor, values: Tensor) -> None:
-        """As ``write_prefix``, of all layers at once: [n, layers, heads, tokens, head_dim]."""
+        """As ``write_prefix``, but for all layers at once: [n, layers, heads, tokens, head_dim]."""
         self._keys[:, targets, :, : keys.shape[3]] = keys.movedim(0, 1)
         self._values[:, targets, :, : values.shape[3]] = values.movedim(0, 1)
 
@@ -89,7 +110,7 @@ class KvCache:
         return self._keys[layer][targets, :, :span], self._values[layer][targets, :, :span]
 
     def places(self, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Flat indices of (``rows[i]``, or else row i, head h, ``positions[i]``) for all heads: int64[n * heads]."""
+        """Flat indices of (row, head, ``positions[i]``) for all heads: int64[n * heads]. Row: ``rows[i]``, or i."""
         if rows is None:
             firsts = torch.arange(positions.shape[0] * self.heads, device=positions.device)
         else:
@@ -105,7 +126,7 @@ class KvCache:
     def append(
         self, layer: int, places: Tensor, keys: Tensor, values: Tensor, rows: int, span: int
     ) -> tuple[Tensor, Tensor]:
-        """Store a token a row at ``places``; returns the first ``span`` tokens: [rows * heads, span, head_dim]."""
+        """Store one token of each row at ``places``; returns the first ``span``: [rows * heads, span, head_dim]."""
         self.store(layer, places, keys, values)
         count, shape = rows * self.heads, (self.rows * self.heads, self.width, self._head_dim)
         return self._keys[layer].view(shape)[:count, :span], self._values[layer].view(shape)[:count, :span]

@@ -1,4 +1,4 @@
-"""Sequences of many lengths become padded batches, for both decoders of the torch engine."""
+"""Packs sequences of different lengths into padded batches, for both decoders of the torch engine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Final
 
 LOOKS_FOR_A_TOKEN: Final = 8
-"""Known tokens that count as one that is computed: they are only looked at."""
+"""Number of known tokens that count as one computed token: attention only reads them."""
 
 
 def prefill_chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut sequences into padded batches of at most ``max_tokens`` (a longer one goes alone), by length."""
+    """Group sequences by length into padded batches of at most ``max_tokens`` (a longer one goes alone); by index."""
     return behind_chunks(lengths, lengths, max_tokens)
 
 
 def behind_chunks(
     computed: Sequence[int], lengths: Sequence[int], max_tokens: int, *, spread: float = math.inf
 ) -> list[list[int]]:
-    """The same of sequences of which so many tokens are to be computed, the last ones of ``lengths``.
+    """As ``prefill_chunks`` for sequences of ``lengths``, of which only the last ``computed`` tokens are computed.
 
-    ``spread``: tokens by which what is computed of a batch's sequences may differ.
+    ``spread``: the difference that ``computed`` may have within a batch.
     """
     chunks: list[list[int]] = []
     longest = 0

@@ -1,15 +1,15 @@
-"""Keys and values of prompts, kept by blocks of tokens for those that begin alike.
+"""Keys and values of prompts, kept in blocks of tokens for later prompts that begin alike.
 
     rows of the decoder's cache ── keep ─▶ pool: block 0 │ block 1 │ block 2 │ …  ── read ─▶ rows of later prompts
-                                              ▲ places, and which of them hold what: ``prefix_index.py``
+                                              ▲ which place holds which tokens: ``prefix_index.py``
 
 Invariants
-- What is read for a sequence was computed for exactly these tokens behind exactly the tokens before them, with the
-  weights of now: ``forget`` is called whenever those change, whatever becomes of running sequences.
-- The pool grows by doubling with what is kept, never beyond ``max_bytes``; while it grows, a part of it is there twice.
-- Contents behind what is known are undefined but finite: blocks of the same sequence stand in for missing ones.
+- Keys and values that are read were computed for exactly these tokens behind exactly the tokens before them, with the
+  present weights: ``forget`` is called whenever the weights change, also if running sequences keep theirs.
+- The pool grows by doubling, never beyond ``max_bytes``; while it grows, a part of it is in memory twice.
+- Contents behind the known tokens are undefined but finite: blocks of the same sequence fill the gap.
 
-What a decoder gives to keep are *parts*, tensors [..., tokens, head_dim]: it alone knows what stands for what.
+A decoder hands over *parts*, tensors [..., tokens, head_dim]; it alone knows which of them are keys or values.
 """
 
 from __future__ import annotations
@@ -26,28 +26,24 @@ from torch import Tensor
 from actors.rollout.engines.prefix_index import Chain, PrefixIndex
 
 BLOCK_TOKENS: Final = 32
-"""Tokens of a block. Where prompts part, each has one of its own, so larger ones take more memory; smaller ones are
-more to look up. Behind a system prompt of 200 tokens a tiny model took 38 ms with 32, 46 with 16, 39 with 64."""
+"""Tokens of a block. Where prompts diverge, each needs its own block, so larger ones take more memory; smaller ones
+mean more look-ups. Behind a system prompt of 200 tokens a tiny model took 38 ms with 32, 46 with 16, 39 with 64."""
 LEAST_TOKENS: Final = 8
-"""A shorter beginning is not worth the way through the cache: many tokenizers begin every prompt with one token."""
+"""Length of the shortest prefix worth reading from the cache: many tokenizers begin every prompt with one token."""
 _NOTHING: Final = Chain([], 0)
 _FIRST_BLOCKS: Final = 64
-"""Blocks that the pool begins with."""
+"""Number of blocks that the pool begins with."""
 
 
 class PrefixCache:
-    """Keeps the beginnings of prompts within ``max_bytes``; 0: it keeps nothing."""
+    """Keeps prompt prefixes within ``max_bytes``; 0: it keeps nothing."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._index: PrefixIndex | None = None
-        """None until it is known how many bytes a block has."""
+        """Index of the blocks; None until the first ``keep`` tells how many bytes a block has."""
         self._blocks_max = 0
         self._pool: list[Tensor] = []  # each [blocks, ..., BLOCK_TOKENS, head_dim]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self._pool)
 
     @property
     def on(self) -> bool:
@@ -55,20 +51,20 @@ class PrefixCache:
         return self._max_bytes > 0
 
     def match(self, tokens: NDArray[np.int32]) -> Chain:
-        """What is known of ``tokens``; never its last one, for that is to be computed."""
+        """The longest known prefix of ``tokens``; never its last token, whose logits are needed."""
         if self._index is None:
             return _NOTHING
         chain = self._index.match(tokens[:-1])
         return chain if chain.tokens >= LEAST_TOKENS else _NOTHING
 
     def keep(self, tokens: NDArray[np.int32], parts: Sequence[Tensor]) -> None:
-        """Keep ``tokens``, which ``parts`` begin with."""
+        """Keep the first ``len(tokens)`` tokens of ``parts``, which belong to ``tokens``."""
         if not self.on:
             return
         if self._index is None:
             token_bytes = sum(part[..., :1, :].nbytes for part in parts)
             self._blocks_max = self._max_bytes // (BLOCK_TOKENS * token_bytes)
-            if not self._blocks_max:  # not even one has room
+            if not self._blocks_max:  # there is not even room for one
                 self._max_bytes = 0
                 return
             self._index = PrefixIndex(BLOCK_TOKENS, self._blocks_max)
@@ -107,18 +103,18 @@ class PrefixCache:
         return [part.movedim(1, -3).flatten(-3, -2)[..., :most, :] for part in blocks]
 
     def forget(self) -> None:
-        """The weights have changed: nothing that was kept may be read. The memory stays for what comes."""
+        """Forget all prefixes, since the weights have changed; the memory stays for new ones."""
         if self._index is not None:
             self._index.clear()
 
     def release(self) -> None:
-        """Forget all, and give the memory back."""
+        """Forget all prefixes, and free the memory."""
         self.forget()
         self._pool = [part[:0].clone() for part in self._pool]
 
 
 def _runs(places: list[int], first: int) -> Iterator[tuple[int, int, int]]:
-    """Blocks whose places follow each other, which are copied at once: number, place, and count of each run."""
+    """Runs of blocks with consecutive places, to be copied at once: first block's number, its place, and the count."""
     at = 0
     for end in range(1, len(places) + 1):
         if end == len(places) or places[end] != places[end - 1] + 1:
@@ -128,11 +124,11 @@ def _runs(places: list[int], first: int) -> Iterator[tuple[int, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefixes:
-    """Says of some sequences what a cache has of their beginnings."""
+    """Holds the prefixes of some sequences that a cache has."""
 
     cache: PrefixCache
     chains: list[Chain]
-    """What is known of each sequence; nothing: it is to be computed from its first token on."""
+    """Known nodes of each sequence; if empty, the sequence is computed from its first token on."""
 
     def tokens(self, sequence: int) -> int:
         return self.chains[sequence].tokens

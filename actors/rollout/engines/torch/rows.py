@@ -1,7 +1,7 @@
 """The running sequences of the torch engine, in columns: one slot a sequence, live slots first.
 
 Invariants
-- Live sequences are exactly slots 0 … ``count`` - 1; a slot that is freed is filled by one from the end.
+- Live sequences are exactly in slots 0 … ``count`` - 1; a freed slot is filled by one from the end.
 - ``tokens[i, : lengths[i]]`` is prompt plus response so far; ``offsets[i]`` is the position of the next token.
 - Columns grow by doubling up to ``max_rows`` and ``max_tokens`` and never beyond.
 """
@@ -19,7 +19,7 @@ from actors.rollout.engines.torch.token_sampler import RowSampling
 from actors.rollout.sampling import stream_keys
 
 
-class Rows:
+class RunningRows:
     """Holds the running sequences in columns."""
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
@@ -29,11 +29,11 @@ class Rows:
         self.lengths = np.zeros(max_rows, np.int64)
         self.offsets = np.zeros(max_rows, np.int64)
         self.budgets = np.zeros(max_rows, np.int64)
-        """Offsets at which they end."""
+        """Offsets at which the sequences end at the latest."""
         self.prompts = np.zeros(max_rows, np.int64)
-        """Tokens that others, or a later turn, are likely to begin with."""
+        """Numbers of leading tokens that the prefix cache keeps: other sequences, or a later turn, may share them."""
         self.branches = np.zeros(max_rows, np.int64)
-        """Rows of the decoder's cache; meaningless for sequences that it does not have yet."""
+        """Rows of the decoder's cache; meaningless for sequences that are not prefilled yet."""
         self.keys = np.zeros(max_rows, np.uint64)
         self.temperature = np.ones(max_rows)
         self.top_p = np.ones(max_rows)
@@ -42,7 +42,7 @@ class Rows:
         self.tokens = np.zeros((max_rows, min(64, max_tokens)), np.int32)
 
     def extend(self, requests: Sequence[GenerationRequest]) -> None:
-        """Take ``requests`` into the next free slots."""
+        """Put ``requests`` into the next free slots."""
         if not requests:
             return
         samplings = [request.sampling for request in requests]
@@ -121,7 +121,7 @@ class Rows:
 
 
 def _keys(requests: Sequence[GenerationRequest]) -> NDArray[np.uint64]:
-    """Noise streams of ``requests``; those of one job share its seed and are computed together."""
+    """Noise streams of ``requests``; those with the same seed are computed together."""
     seeds = np.array([request.sampling.seed & 0xFFFFFFFFFFFFFFFF for request in requests], np.uint64)
     prompts = np.array([request.prompt for request in requests], np.int64)
     siblings = np.array([request.sibling for request in requests], np.int64)

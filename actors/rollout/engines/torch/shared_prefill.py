@@ -1,16 +1,16 @@
-"""Which sequences are prefilled when, and behind what: beginnings that several have are computed once.
+"""Prefills sequences in waves, so that a prefix that several of them share is computed once.
 
     sequences that join ─▶ match: what is known of each (``prefix_cache.py``)
                             │
-                            ├─ now: computed behind what is known ─▶ rows of the decoder's cache ─▶ prompts are kept
-                            └─ later: those that go on like one of these ─▶ match again, and so on
+                            ├─ now: computed behind the known prefix ─▶ rows of the decoder's cache ─▶ prompts are kept
+                            └─ later: those that share more with one of these ─▶ match again, and so on
 
     system prompt s, questions a b c, none known:     wave 1: s a      wave 2: (s) b, (s) c
 
 Invariants
-- Each sequence gets one row, each wave computes one at least, and what two sequences of a wave begin with is computed
-  by both only if it is not worth a further wave.
-- ``prefilled_tokens`` counts what decoders have computed; nothing is estimated.
+- Each sequence gets one row, and each wave computes at least one. Two sequences of a wave both compute a shared prefix
+  only if it is too short to be worth a further wave.
+- ``prefilled_tokens`` counts the tokens that decoders have really computed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,16 @@ from actors.rollout.engines.torch.decoder import Decoder
 from actors.rollout.engines.torch.prefix_cache import LEAST_TOKENS, KnownPrefixes, PrefixCache
 
 WAVE_TOKENS: Final = 64
-"""Tokens that a further wave must save: a wave has to go through all layers once more."""
+"""Number of tokens that a further wave must save, since it goes through all layers once more."""
 
 
 class SharedPrefill:
-    """Prefills sequences for one decoder, and keeps the beginnings of their prompts in ``max_bytes``."""
+    """Prefills sequences for one decoder, and keeps the prefixes of their prompts within ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
         self._cache = PrefixCache(max_bytes)
         self.prefilled_tokens = 0
-        """Tokens computed so far."""
-
-    @property
-    def cache_bytes(self) -> int:
-        return self._cache.nbytes
+        """Number of tokens computed so far."""
 
     def run(
         self, decoder: Decoder, sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int]
@@ -49,7 +45,7 @@ class SharedPrefill:
         """Append a row for each of n ``sequences``, which are all different.
 
         Args:
-            prompt_tokens: how many tokens of each sequence are of its prompt. Only these are worth keeping.
+            prompt_tokens: number of leading tokens of each sequence that are worth keeping: its prompt.
 
         Returns:
             Logits [n, vocab] in the order of the rows, and each sequence's row behind the present ones.
@@ -76,14 +72,14 @@ class SharedPrefill:
     def _wave(
         self, sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int], left: dict[int, int]
     ) -> tuple[list[int], list[Chain], dict[int, int]]:
-        """Who of those that are ``left`` is computed now, with what is known of each, and who later.
+        """Choose a wave: sequences to compute now, their known prefixes, and those ``left`` for later.
 
-        ``left``: sequences, each with the tokens that were known when it was put off. One that has waited for nothing,
-        as in a cache that is too small, does not wait again.
+        ``left``: sequence → number of its tokens that were known when it was put off. A sequence that gained nothing by
+        waiting, as with a cache that is too small, does not wait again.
         """
         chains = {i: self._cache.match(sequences[i]) for i in left}
         now = [i for i, before in left.items() if chains[i].tokens <= before]
-        rest = sorted(left.keys() - now, key=lambda i: sequences[i].tobytes())  # what begins alike stands together
+        rest = sorted(left.keys() - now, key=lambda i: sequences[i].tobytes())  # shared prefixes are neighbours
         later = list[int]()
         for first, others in _alike(sequences, prompt_tokens, chains, rest):
             now.append(first)
@@ -91,20 +87,20 @@ class SharedPrefill:
         return now, [chains[i] for i in now], {i: chains[i].tokens for i in later}
 
     def forget(self) -> None:
-        """The weights have changed."""
+        """Forget all prefixes, since the weights have changed."""
         self._cache.forget()
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Forget all prefixes, and free their memory."""
         self._cache.release()
 
 
 def _alike(
     sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int], chains: dict[int, Chain], ordered: list[int]
 ) -> Iterator[tuple[int, dict[int, int]]]:
-    """Sequences that stand together in ``ordered``, since they go on alike behind what is known of them.
+    """Groups of neighbours in ``ordered`` that share more than their known prefix.
 
-    Each time a first one, and what each of the others would be spared if they came after it.
+    Yields the first of each group, and for each other one the number of tokens saved if it is computed later.
     """
     at = 0
     while at < len(ordered):

@@ -1,13 +1,13 @@
 """Decoding steps as CUDA graphs: recorded for a shape that comes again, then replayed with a single launch.
 
-    shape (rows, span) ── first times ─▶ computed as ever        again ─▶ recorded, replayed        further ─▶ replayed
+    shape (rows, span) ── first times ─▶ computed as usual       again ─▶ recorded, replayed        further ─▶ replayed
 
-A step of a small model is a thousand kernels of a few microseconds, and launching them takes the host several times as
-long as the card needs to run them.
+A step of a small model is a thousand kernels of a few microseconds each. Launching them takes the host several times as
+long as running them takes the GPU.
 
 Invariants
-- A graph reads and writes the addresses that it was recorded with: those of the weights, which stay where they are, and
-  of the cache. Where the cache has moved (``place``) all graphs are forgotten, before any is replayed.
+- A graph reads and writes the addresses that it was recorded with: those of the weights, which never move, and of the
+  cache. When the cache has moved (``place``), all graphs are forgotten before any is replayed.
 - A replayed step computes what the recorded one did, kernel by kernel.
 - The result is overwritten by the next step.
 """
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 COMPUTED_FIRST: Final = 2
-"""Recording takes about as long as computing, so it pays for a shape that has come twice and comes again."""
+"""Times that a shape is computed before it is recorded: recording takes about as long as computing."""
 
 
 class _Recorded(NamedTuple):
@@ -34,7 +34,7 @@ class _Recorded(NamedTuple):
 
 
 Compute = Callable[[Tensor, Tensor, int], Tensor]
-"""Logits from tokens and positions, int64[rows] each, and a span. It waits for nothing from the device."""
+"""Function from tokens and positions, int64[rows] each, and a span to logits; it never waits for the device."""
 
 
 class StepGraphs:
@@ -43,9 +43,9 @@ class StepGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        """On which steps are recorded: one for all, for cuBLAS keeps a workspace for each stream."""
+        """Stream on which steps are recorded: one for all, since cuBLAS keeps a workspace for each stream."""
         self._pool = torch.cuda.graph_pool_handle()
-        """Memory for what is computed on the way, which all graphs use in turn."""
+        """Memory for intermediate results, which all graphs share."""
         self._seen: Counter[tuple[int, int]] = Counter()
         self._recorded: dict[tuple[int, int], _Recorded] = {}
         self._place = -1
@@ -53,7 +53,7 @@ class StepGraphs:
     def step(
         self, compute: Compute, tokens: NDArray[np.int64], positions: NDArray[np.int64], span: int, *, place: int
     ) -> Tensor:
-        """What ``compute`` returns for this step; the cache lies at ``place``."""
+        """Logits as ``compute`` returns them, which the next step overwrites. ``place``: the cache's ``place``."""
         if place != self._place:
             self.clear()
             self._place = place
@@ -71,7 +71,7 @@ class StepGraphs:
         return recorded.logits
 
     def _record(self, compute: Compute, inputs: Tensor, span: int) -> _Recorded:
-        """Nothing is computed yet. Only what this thread does is recorded."""
+        """Record ``compute`` without running it; other threads' work is not recorded."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(before)
         with torch.cuda.stream(self._stream):
@@ -84,8 +84,8 @@ class StepGraphs:
         return _Recorded(graph, inputs, logits)
 
     def clear(self) -> None:
-        """Forget all graphs, and give back the memory that they hold."""
-        if self._recorded:  # a pool ends with the last graph of it
+        """Forget all graphs, and free the memory that they hold."""
+        if self._recorded:  # a pool is gone with its last graph
             self._pool = torch.cuda.graph_pool_handle()
         self._recorded.clear()
         self._seen.clear()

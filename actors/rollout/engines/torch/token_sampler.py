@@ -3,8 +3,8 @@
 Invariants
 - A token and its log-probability depend on the row's own logits, noise and parameters alone.
 - ``logprobs`` are of the distribution that was drawn from: after temperature, then top-k, then top-p.
-- Temperature 0 takes the first largest logit. Its log-probability is the model's own at temperature 1 (as in vLLM),
-  since that of a point mass would say nothing.
+- Temperature 0 takes the first of the largest logits. The log-probability is then the model's at temperature 1 (as in
+  vLLM), since that of a point mass would say nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RowSampling:
     temperature: NDArray[np.float64]
     top_p: NDArray[np.float64]
     top_k: NDArray[np.int64]
-    """0: no limit."""
+    """Numbers of likeliest tokens to draw from; 0: no limit."""
 
 
 def draw(

@@ -1,22 +1,23 @@
 """The embedded engine: plain torch, any HF causal LM, CPU and CUDA, continuous batching with a KV cache.
 
     add ─▶ waiting ─ admit ─▶ rows (prefilled: 0 … cached - 1 │ to prefill: the rest)
-                                   │ decode: one token each    │ prefill: what no earlier prompt of this version began
-                                   │                           │ with, once per distinct prefix (shared_prefill.py)
+                                   │ decode: one token each    │ prefill: what the prefix cache lacks, once per distinct
+                                   │                           │ prefix (shared_prefill.py)
                                    └──────────── logits ───────┘
                                      draw (noise of seed, prompt, sibling, position) ─▶ record ─▶ finished rows leave
-                                     ─▶ siblings that still say the same go on in one row of the cache (branches.py)
+                                     ─▶ siblings with the same tokens so far share a row of the cache (branches.py)
 
-Everything that computes runs on the engine's own thread; between two calls nothing moves.
+Everything that computes runs on the engine's own thread; between two calls nothing moves. It is a ``SnapshotEngine``,
+too: versions may be adapters of any shape, and prompts are scored (``prompt_scorer.py``).
 
 Options (``EngineSpec.options``)
 - ``decoder``: ``auto`` (default), ``fused`` or ``generic``; see ``decoder.py``.
 - ``prefill_tokens``: padded tokens in one prefill batch, default 8192.
-- ``step_ms``: a ``step`` goes on, token by token, until this much time has passed, default 16. On a small model, whose
-  tokens take a millisecond or two, that makes fewer, bigger messages; on any other one a step is one token. Whoever
-  has something for the engine ends it with the present token.
-- ``tokens_per_step``: tokens that each sequence gains in one ``step``, whatever the time. A crash costs and an abort
-  waits for up to one step.
+- ``step_ms``: a ``step`` continues, token by token, until this much time has passed, default 16. With a small model,
+  whose tokens take a millisecond or two, that makes fewer, bigger messages; with a larger one a step is one token.
+  ``hurry`` ends a step after the present token.
+- ``tokens_per_step``: tokens that each sequence gains in one ``step``, whatever the time. A crash loses at most one
+  step's tokens, and an abort waits for at most one step.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -32,20 +34,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from actors.models.adapter import AdapterSpec
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import EngineStats
-from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
-from actors.rollout.engines.requests import check_requests, ended_before_start
+from actors.rollout.engine import EngineSpec, GenerationRequest, PromptScores, StepOutput, WeightTensors
+from actors.rollout.engines.adapter_tensors import AdapterTensors
+from actors.rollout.engines.requests import check_requests, to_compute
 from actors.rollout.engines.step_columns import StepColumns
-from actors.rollout.engines.torch.adapter_loading import AdaptedWeights
 from actors.rollout.engines.torch.branches import one_slot_each, rearranged
 from actors.rollout.engines.torch.decoder import Decoder, make_decoder
-from actors.rollout.engines.torch.model_loading import load_model, pick_device
-from actors.rollout.engines.torch.rows import Rows
+from actors.rollout.engines.torch.kv_cache import slots_that_fit
+from actors.rollout.engines.torch.model_loading import copy_model, load_model, pick_device, refuse_another_kind
+from actors.rollout.engines.torch.prompt_scorer import PromptScorer
+from actors.rollout.engines.torch.rows import RunningRows
 from actors.rollout.engines.torch.shared_prefill import SharedPrefill
 from actors.rollout.engines.torch.token_sampler import RowSampling, draw
-from actors.rollout.engines.torch.weight_loading import SleepingWeights, copy_weights, verify_weights
-from actors.rollout.errors import EngineError, ModelUnreadable
+from actors.rollout.engines.torch.weight_loading import AdaptedWeights, SleepingWeights, copy_weights, verify_weights
+from actors.rollout.errors import EngineError, LogitsNotFinite, ModelUnreadable
 from actors.rollout.sampling import uniforms
 
 T = TypeVar("T")
@@ -63,15 +68,19 @@ class TorchEngine:
         self._model: Any = None
         self._decoder: Decoder | None = None
         self._adapted: AdaptedWeights | None = None
-        """With an adapter: what its model's weights are without one."""
+        """Weights of the adapted layers without an adapter."""
+        self._expects: AdapterTensors | None = None
+        """Tensors of each version; None if versions are models."""
+        self._scorer: PromptScorer | None = None
         self._prefill = SharedPrefill(0)
-        self._rows = Rows(1, 1)
+        self._slots = 1
+        self._rows = RunningRows(1, 1)
         self._cached = 0
         """Rows 0 … ``_cached`` - 1 have keys and values; the others are prefilled in the next step."""
         self._branches = 0
-        """Rows of the decoder's cache."""
+        """Number of rows of the decoder's cache."""
         self._begun_tokens = 0
-        """Tokens of all sequences that have been prefilled, as if each had been by itself."""
+        """Number of tokens of all prefilled sequences, those from the prefix cache and of siblings included."""
         self._waiting: deque[GenerationRequest] = deque()
         self._aborted: set[int] = set()
         """Running requests to end at the start of the next step, on the engine's thread."""
@@ -81,7 +90,7 @@ class TorchEngine:
         self._sleeping = False
         self._weights_lost = False
         self._tokens_per_step = 0
-        """0: as many as fit into ``_step_s``."""
+        """Number of tokens that each sequence gains in a step; 0: as many as fit into ``_step_s``."""
         self._step_s = 0.0
         self._vocab = 0
         self._stats = EngineStats()
@@ -92,7 +101,6 @@ class TorchEngine:
         if spec.max_context_tokens < 8:
             raise EngineError(f"max_context_tokens is {spec.max_context_tokens}: expected at least 8")
         self._spec = spec
-        self._rows = Rows(spec.max_running, spec.max_context_tokens)
         self._prefill = SharedPrefill(spec.prefix_cache_bytes)
         self._tokens_per_step = int(spec.options.get("tokens_per_step", 0))
         self._step_s = float(spec.options.get("step_ms", 16.0)) / 1000
@@ -103,15 +111,19 @@ class TorchEngine:
         torch.set_num_threads(max(1, spec.threads))
         self._model = load_model(spec.model_path, spec.dtype, pick_device(spec.device))
         self._vocab = int(self._model.get_input_embeddings().weight.shape[0])
+        self._slots = spec.max_running or slots_that_fit(self._model, spec)
+        self._rows = RunningRows(self._slots, spec.max_context_tokens)
         self._decoder = make_decoder(
             self._model,
             str(spec.options.get("decoder", "auto")),
-            max_rows=spec.max_running,
+            max_rows=self._slots,
             max_tokens=spec.max_context_tokens,
             prefill_tokens=int(spec.options.get("prefill_tokens", 8192)),
+            records_routes=spec.records_routes,
         )
-        if spec.adapter is not None:
-            self._adapted = AdaptedWeights(self._model, spec.adapter)
+        self._adapted = AdaptedWeights(self._model)
+        self._expects = None if spec.adapter is None else self._adapted.expected(spec.adapter)
+        self._scorer = PromptScorer(self._model, in_parts=self._decoder.shares_prefixes)
         with torch.inference_mode():
             try:
                 self._warm_up(self._decoder)
@@ -122,9 +134,9 @@ class TorchEngine:
                 ) from error
 
     def _warm_up(self, decoder: Decoder) -> None:
-        """Prefill once and decode one token: thread pools, kernels and the cache are there before the first request.
+        """Prefill and decode one token, so that thread pools, kernels and the cache exist before the first request.
 
-        So a model whose cache is none of keys and values fails here.
+        A model whose cache does not consist of keys and values fails here.
         """
         logits = decoder.prefill([np.zeros(4, np.int32)])
         draw(logits, np.full(1, 0.5), RowSampling(np.ones(1), np.ones(1), np.zeros(1, np.int64)))
@@ -136,19 +148,18 @@ class TorchEngine:
 
     # ------------------------------------------------------------------ requests
 
+    @property
+    def slots(self) -> int:
+        return self._slots
+
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests.
 
         Raises:
-            RequestRefused: some have no prompt or token ids outside the vocabulary; it names them, and none was queued.
+            RequestRefused: names those with no prompt or with ids outside the vocabulary. None is queued.
         """
         check_requests(requests, vocab=self._vocab)
-        for request in requests:
-            reason = ended_before_start(request, self._started().max_context_tokens)
-            if reason is None:
-                self._waiting.append(request)
-            else:
-                self._columns.end(request.request, request.position, reason)
+        self._waiting.extend(to_compute(requests, self._started().max_context_tokens, self._columns))
 
     def abort(self, requests: Sequence[int]) -> None:
         gone = set(requests)
@@ -178,7 +189,7 @@ class TorchEngine:
             self._cached = self._rows.count
 
     def _arrange(self) -> None:
-        """Keep one row of the cache for each distinct sequence, and none for those that have left."""
+        """Keep one row of the cache for each distinct sequence, and drop the rows of sequences that have left."""
         if not self._branches:
             return
         rows = self._rows
@@ -197,7 +208,7 @@ class TorchEngine:
         return await self._run(self._step)
 
     def hurry(self) -> None:
-        """Read by the engine's thread behind each token."""
+        """End the step under way; the engine's thread checks this after each token."""
         self._hurried = True
 
     def _step(self) -> StepOutput:
@@ -233,22 +244,36 @@ class TorchEngine:
         return self._hurried or seconds >= self._step_s
 
     def _admit(self) -> None:
-        free = self._started().max_running - self._rows.count
+        free = self._slots - self._rows.count
         self._rows.extend([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
 
     def _advance(self) -> None:
-        """Decode one token for each row."""
+        """Add one token to each row."""
         rows = self._rows
         logits = self._logits()
         noise = uniforms(rows.keys[: rows.count], rows.offsets[: rows.count])
         tokens, logprobs = draw(logits, noise, rows.sampling())
-        if not np.isfinite(logprobs).all():
-            raise EngineError(f"version {self._version} gives logits that are not finite: the weights are broken")
-        offsets = rows.offsets[: rows.count].copy()
+        offsets, requests = rows.offsets[: rows.count].copy(), rows.requests[: rows.count].copy()
+        routes = self._ready().routes[rows.branches[: rows.count]] if self._started().records_routes else None
+        broken = np.flatnonzero(~np.isfinite(logprobs))
+        self._cleanse(broken)
         finished = rows.record(tokens)
-        self._columns.tokens(rows.requests[: rows.count], offsets, tokens, logprobs, finished)
+        self._columns.tokens(requests, offsets, tokens, logprobs, finished, routes)
         self._leave(np.flatnonzero(finished))
         self._arrange()
+        if len(broken):
+            raise LogitsNotFinite(
+                f"version {self._version} gives logits that are not finite: the weights are broken",
+                tuple(requests[broken].tolist()),
+            )
+
+    def _cleanse(self, slots: NDArray[np.int64]) -> None:
+        """Remove what is no number from keys and values, since those of one row lie, masked, beside a later one's."""
+        for branch in np.unique(self._rows.branches[slots]).tolist():
+            for part in self._ready().parts(branch):
+                part.zero_()
+        if len(slots):
+            self._prefill.release()
 
     def _logits(self) -> torch.Tensor:
         """Next-token logits of all rows: decoded for those with a cache, prefilled for the others."""
@@ -280,9 +305,8 @@ class TorchEngine:
         return one_slot_each(self._rows.branches[: self._cached], self._branches)
 
     def _kv_used_fraction(self) -> float:
-        spec = self._started()
         used_tokens = self._rows.lengths[self._one_slot_each()].sum() if self._branches else 0
-        return float(used_tokens) / (spec.max_running * spec.max_context_tokens)
+        return float(used_tokens) / (self._slots * self._started().max_context_tokens)
 
     # ------------------------------------------------------------------ weights and memory
 
@@ -294,26 +318,72 @@ class TorchEngine:
         *,
         in_flight: Literal["keep", "recompute"],
     ) -> None:
-        if self._sleeping:
-            raise EngineError("load_weights while asleep: wake first")
-        await self._run(self._load_weights, tensors, dtypes)
-        self._version = policy_version
+        await self._serve(policy_version, self._load_weights, tensors, dtypes)
         self._weights_lost = False
         if in_flight == "recompute":
             self._forget_cache()
 
+    async def load_adapter(
+        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, spec: AdapterSpec | None
+    ) -> None:
+        if self._weights_lost:
+            raise EngineError("load_adapter before the load of a model that must follow a wake from level 2")
+        await self._serve(policy_version, self._load_adapter, tensors, dtypes, spec)
+        self._forget_cache()
+
+    async def load_model(self, directory: Path, policy_version: int) -> None:
+        await self._serve(policy_version, self._load_model, directory)
+        self._weights_lost = False
+        self._forget_cache()
+
+    async def _serve(self, policy_version: int, load: Callable[..., None], *args: Any) -> None:
+        if self._sleeping:
+            raise EngineError("weights are loaded while asleep: wake first")
+        await self._run(load, *args)
+        self._version = policy_version
+
     def _load_weights(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
-        if self._adapted is not None:
-            self._adapted.verify(tensors, dtypes)
+        if (expected := self._expects) is not None:
+            expected.check(tensors, dtypes)
+            self._change(lambda: self._weights().load(tensors, expected))
         else:
             verify_weights(self._model, tensors, dtypes)
+            self._change(lambda: copy_weights(self._model, tensors), whole=True)
+
+    def _load_adapter(self, tensors: WeightTensors, dtypes: Mapping[str, str], spec: AdapterSpec | None) -> None:
+        expected = None if spec is None else self._weights().expected(spec)
+        if expected is not None:
+            expected.check(tensors, dtypes)
+        self._change(lambda: self._weights().load(tensors, expected))
+
+    def _load_model(self, directory: Path) -> None:
+        other = load_model(directory, self._started().dtype, torch.device("cpu"))
+        refuse_another_kind(self._model, other, directory)
+        self._change(lambda: copy_model(self._model, other), whole=True)
+
+    def _change(self, change: Callable[[], None], *, whole: bool = False) -> None:
+        """Change the weights, and all that follows from them. ``whole``: they are a model's, without an adapter."""
         self._prefill.forget()
-        if self._adapted is not None:
-            self._adapted.load(tensors)
-        else:
-            copy_weights(self._model, tensors)
+        change()
+        if whole:
+            self._weights().forget()
         with torch.no_grad():
             self._ready().weights_changed()
+
+    def _weights(self) -> AdaptedWeights:
+        if self._adapted is None:
+            raise EngineError("the engine has not been started, or was closed")
+        return self._adapted
+
+    async def score(self, prompt: NDArray[np.int32], top_k: int) -> PromptScores:
+        scorer = self._scorer
+        if self._sleeping or self._weights_lost or scorer is None:
+            raise EngineError("score before the start, asleep, or before the load that must follow a wake from level 2")
+        return await self._run(scorer.score, prompt, top_k)
+
+    @property
+    def vocab(self) -> int:
+        return self._vocab
 
     def _forget_cache(self) -> None:
         self._cached = self._branches = 0
@@ -326,7 +396,7 @@ class TorchEngine:
     async def sleep(self, level: int) -> None:
         """Level 1 frees the cache (and moves CUDA weights to the host), 2 drops the weights too. Sequences survive.
 
-        With an adapter level 2 keeps the model, which no version brings back.
+        If versions are adapters, level 2 keeps the model, since no version would bring it back.
         """
         if self._sleeping:
             return
@@ -336,7 +406,7 @@ class TorchEngine:
     def _fall_asleep(self, level: int) -> None:
         self._forget_cache()
         self._prefill.release()
-        drops = level >= 2 and self._adapted is None
+        drops = level >= 2 and self._expects is None
         self._weights_lost |= level >= 2
         if drops or self._model.device.type != "cpu":
             self._asleep = SleepingWeights(self._model, keep=not drops)
@@ -358,9 +428,9 @@ class TorchEngine:
         self._thread.shutdown(wait=False)
 
     def _release(self) -> None:
-        self._model = self._decoder = self._adapted = None
+        self._model = self._decoder = self._adapted = self._expects = self._scorer = None
         self._prefill.release()
-        self._rows, self._cached, self._branches = Rows(1, 1), 0, 0
+        self._rows, self._cached, self._branches = RunningRows(1, 1), 0, 0
         self._waiting.clear()
 
     def _started(self) -> EngineSpec:

@@ -1,13 +1,13 @@
-"""Versions that are adapters, in a running vLLM: each is a LoRA of its own name, made from tensors in memory.
+"""Loads versions that are adapters into a running vLLM: each is a LoRA with its own name, made from tensors in memory.
 
     tensors ─▶ LoRAModel (copied, packed) ─▶ the only slot of the LoRA manager ─▶ requests that name it
 
 Invariants
-- A name is used once. vLLM keys its prefix cache by it, and one that is loaded again under its name finds what the
-  former one has computed.
-- One adapter is there at a time. A request is bound to the one that it was submitted with, so whoever loads another one
-  takes all requests out of vLLM first, and submits them anew.
-- Nothing is written to a disk.
+- A name is used once, since vLLM keys its prefix cache by it: a second adapter of the same name would read what the
+  first one computed.
+- One adapter is loaded at a time. A request is bound to the one that it was submitted with, so the engine takes all
+  requests out of vLLM before it loads another one, and submits them anew.
+- Nothing is written to disk.
 """
 
 # pyright: reportMissingImports=false
@@ -19,18 +19,18 @@ from typing import Any, Final
 
 import torch
 
-from actors.host.adapter import AdapterSpec
-from actors.rollout.engine import EngineSpec, WeightTensors
+from actors.models.adapter import AdapterSpec
+from actors.rollout.engine import WeightTensors
 from actors.rollout.engines.adapter_tensors import AdapterTensors
-from actors.rollout.engines.vllm.weights import Expected, as_torch, model_without_memory
+from actors.rollout.engines.vllm.weights import as_torch
 from actors.rollout.errors import ModelUnreadable
 
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has room for; an adapter of a smaller one is padded with zeros."""
+"""Adapter ranks that vLLM supports; an adapter of a rank in between is padded with zeros."""
 
 
 def lora_arguments(adapter: AdapterSpec) -> dict[str, Any]:
-    """Arguments of vLLM's ``EngineArgs`` by which it makes room for one adapter.
+    """Arguments for vLLM's ``EngineArgs`` that make room for one adapter.
 
     Raises:
         ModelUnreadable: the rank is higher than vLLM allows.
@@ -45,7 +45,7 @@ def lora_arguments(adapter: AdapterSpec) -> dict[str, Any]:
 
 
 class Adapters:
-    """Puts one version after the other into the LoRA manager of a model runner."""
+    """Loads one version after the other into the LoRA manager of a model runner."""
 
     def __init__(self, runner: Any, adapted: AdapterTensors) -> None:
         """Raises ModelUnreadable if vLLM's model has no adapters for some of the layers."""
@@ -66,7 +66,7 @@ class Adapters:
 
     @property
     def request(self) -> Any:
-        """The LoRARequest that a sequence is submitted with; None: the model as it is."""
+        """The LoRARequest that a sequence is submitted with; None: the model without an adapter."""
         return self._request
 
     @torch.no_grad()
@@ -93,15 +93,3 @@ class Adapters:
         manager.add_adapter(lora)
         manager.activate_adapter(self._loads)
         self._request = LoRARequest(lora_name=name, lora_int_id=self._loads, lora_path=f"memory:{name}")
-
-
-def expected_of(spec: EngineSpec) -> Expected | AdapterTensors:
-    """What a version of ``spec`` must hold, read off a model without memory.
-
-    Raises:
-        ModelUnreadable: the checkpoint lacks something, or the adapter names no layer of it.
-    """
-    expected = Expected.of_checkpoint(spec.model_path, spec.dtype)
-    if spec.adapter is None:
-        return expected
-    return AdapterTensors.of_model(model_without_memory(spec.model_path), spec.adapter, spec.dtype)

@@ -1,4 +1,4 @@
-"""vLLM's EngineCore, driven in this process. Everything that touches vLLM's own objects is here.
+"""Drives vLLM's EngineCore in this process: its requests, steps, weights and memory.
 
     VllmEngine (event loop) ──▶ one thread ──▶ VllmCore ──▶ EngineCore ──▶ scheduler, model runner
 
@@ -6,7 +6,7 @@ Invariants
 - All methods run on one thread; vLLM's forward context is process-global, so a process holds one live core.
 - Log-probabilities are of the sampling distribution (``logprobs_mode="processed_logprobs"``; vLLM's default is raw).
 - The noise of a token is a function of (seed, prompt, sibling, position) alone: the generator of each request is
-  seeded anew for every position, so a moved or preempted sequence goes on with the tokens that it would have drawn.
+  seeded anew for every position, so a moved or preempted sequence draws the same tokens that it would have drawn.
 - The prefix cache is keyed by version through ``cache_salt``.
 - No file outlives the core: the rendezvous file of torch.distributed lies in a directory that is removed at start.
 
@@ -33,12 +33,12 @@ from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, WeightTensors
 from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.vllm.adapters import Adapters
-from actors.rollout.engines.vllm.ranks import Place, without_shared_memory
+from actors.rollout.engines.vllm.ranks import RankPlace, without_shared_memory
 from actors.rollout.engines.vllm.setup import (
     brief,
     engine_config,
     forget_failed_core,
-    groups_without_threads,
+    groups_over_streams,
     is_about_memory,
     prepare_process,
     resolved_device,
@@ -53,24 +53,26 @@ _GREEDY_BELOW = 1e-5
 
 
 def noise_seeds(streams: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """A 52-bit seed for each token: the bits of the uniform that ``actors.rollout.sampling`` gives to it."""
+    """A 52-bit seed for each token: the bits of its uniform random number in ``actors.rollout.sampling``."""
     noise = uniforms(np.array(streams, np.uint64), np.array(positions, np.int64))
     return (noise * float(1 << 52)).astype(np.int64).tolist()
 
 
 @dataclasses.dataclass(slots=True)
 class CoreRows:
-    """Holds what one engine step produced, in columns: a request each, and its tokens."""
+    """Holds the results of one engine step in columns, with one entry a request."""
 
     core_ids: list[str]
     tokens: list[list[int]]
     logprobs: np.ndarray  # float32[all tokens], end to end
     ended: dict[str, str]
-    """Core id → vLLM's finish reason ("stop", "length"), of those that have ended."""
+    """Core id → vLLM's finish reason ("stop", "length"), for requests that have ended."""
     prefilled_tokens: int = 0
-    """Tokens that were computed of those that have begun."""
+    """Number of tokens that prefill computed for sequences that began in this step."""
     prefix_hit_tokens: int = 0
-    """Tokens of theirs that the prefix cache had."""
+    """Number of tokens of those sequences that came from the prefix cache."""
+    preemptions: int = 0
+    """Number of times that a request was set aside in this step for want of KV blocks."""
 
 
 class VllmCore:
@@ -78,8 +80,8 @@ class VllmCore:
 
     _live: ClassVar[VllmCore | None] = None
 
-    def __init__(self, spec: EngineSpec, expected: Expected | AdapterTensors, place: Place | None = None) -> None:
-        """``place``: of one rank among several that compute together; None: it computes alone."""
+    def __init__(self, spec: EngineSpec, expected: Expected | AdapterTensors, place: RankPlace | None = None) -> None:
+        """``place``: this rank's place among several that compute together; None: it computes alone."""
         if VllmCore._live is not None:
             raise EngineUnavailable(
                 "this process already runs a vLLM engine, and vLLM's state is process-global. "
@@ -98,19 +100,21 @@ class VllmCore:
         self._expected = expected
         self.adapters = Adapters(self._runner, expected) if isinstance(expected, AdapterTensors) else None
         self._draws: dict[str, tuple[int, int]] = {}
-        """Core id → (noise stream, position of the next token), of requests that are sampled by runner V1."""
+        """Core id → (noise stream, position of the next token), for requests that runner V1 samples."""
+        self._set_aside: dict[str, int] = {}
+        """Core id → how often vLLM has set a request aside that it still has."""
         self.vocabulary: int = self.model_config.get_vocab_size()
         self.context_tokens: int = self.model_config.max_model_len
-        """Prompt plus response; less than the spec's where the model knows fewer positions."""
+        """Most tokens of prompt plus response; fewer than the spec's where the model has fewer positions."""
 
-    def _build(self, spec: EngineSpec, place: Place | None) -> Any:
+    def _build(self, spec: EngineSpec, place: RankPlace | None) -> Any:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
         rendezvous = f"file://{self._scratch}/rendezvous"
 
         class InProcessExecutor(UniProcExecutor):
-            """Is vLLM's own in-process executor, its rendezvous file in our directory instead of the shared one."""
+            """vLLM's own in-process executor, with its rendezvous file in our directory instead of the shared one."""
 
             def _distributed_args(self) -> tuple[str, int, int]:
                 _, rank, local_rank = super()._distributed_args()
@@ -119,7 +123,11 @@ class VllmCore:
         config = engine_config(spec, {} if place is None else place.engine_arguments())
         executor = InProcessExecutor if place is None else place.executor()
         queues = contextlib.nullcontext() if place is None else without_shared_memory()
-        with thread_setting_kept(spec.threads), groups_without_threads(), queues:
+        with (
+            thread_setting_kept(spec.threads),
+            groups_over_streams(place.directory if place is not None else self._scratch),
+            queues,
+        ):
             try:
                 return EngineCore(config, executor, log_stats=False)
             except (ValueError, KeyError, AssertionError, OSError, RuntimeError) as error:
@@ -128,7 +136,7 @@ class VllmCore:
                     raise EngineUnavailable(f"vLLM could not get the memory it needs: {brief(error)}") from error
                 if place is not None and isinstance(
                     error, RuntimeError
-                ):  # as torch says of a rank that is gone or late
+                ):  # torch raises this for a rank that is gone or late
                     raise EngineUnavailable(f"rank {place.rank} of {place.size} fails: {brief(error)}") from error
                 raise ModelUnreadable(f"vLLM cannot load {str(spec.model_path)!r}: {brief(error)}") from error
 
@@ -148,7 +156,7 @@ class VllmCore:
     ) -> None:
         """Queue one sequence. ``token_ids``: prompt and response so far.
 
-        ``start``, ``context``: positions of the next token and of the first one of its context, as noise counts them.
+        ``start``, ``context``: positions of the next token and of the first token of its context, for the noise.
         """
         from vllm.sampling_params import SamplingParams as VllmSampling
         from vllm.v1.engine import EngineCoreRequest
@@ -206,11 +214,17 @@ class VllmCore:
         rows = rows_of([output for batch in (outputs or {}).values() for output in batch.outputs])
         if self._draws:
             self._move_on(rows)
-        return rows
+        return dataclasses.replace(rows, preemptions=self._preemptions())
+
+    def _preemptions(self) -> int:
+        """How often the scheduler has set a request aside for want of KV blocks since the last call."""
+        requests, before = self._core.scheduler.requests, self._set_aside
+        self._set_aside = {name: one.num_preemptions for name, one in requests.items() if one.num_preemptions}
+        return sum(max(0, count - before.get(name, 0)) for name, count in self._set_aside.items())
 
     @property
     def _seeds_positions(self) -> bool:
-        """Runner V1 keeps a generator per request, for us to seed; runner V2 draws by (seed, position) itself."""
+        """Whether we seed each position: runner V1 keeps a generator a request, V2 draws by (seed, position) itself."""
         return isinstance(getattr(self._runner, "requests", None), dict)
 
     def _seed_positions(self) -> None:
@@ -223,7 +237,7 @@ class VllmCore:
                 state.generator.manual_seed(seed)
 
     def _move_on(self, rows: CoreRows) -> None:
-        """Note what has been drawn."""
+        """Advance the positions by the tokens that have been drawn."""
         for core_id, tokens in zip(rows.core_ids, rows.tokens, strict=True):
             if (draw := self._draws.get(core_id)) is not None:
                 self._draws[core_id] = (draw[0], draw[1] + len(tokens))
@@ -241,9 +255,9 @@ class VllmCore:
         return self._core.vllm_config.model_config
 
     def load(self, tensors: WeightTensors, *, name: str, can_undo: bool, all_agree: Callable[[bool], bool]) -> None:
-        """Serve checked ``tensors`` under a ``name`` that is new; on an error what was served before, if it was whole.
+        """Serve checked ``tensors`` under a new ``name``. On an error the former version is kept if ``can_undo``.
 
-        With adapters no request may be left in the core that was submitted before.
+        With adapters, no request that was submitted before may be left in the core.
         """
         if isinstance(self._expected, Expected):
             reload_in_place(
@@ -253,19 +267,25 @@ class VllmCore:
             self.adapters.load(tensors, name)
 
     def gauges(self) -> tuple[int, int, float]:
-        """Running, waiting (preempted included), fraction of the KV cache in use."""
+        """Numbers of running and waiting requests (preempted ones included), and the used fraction of the KV cache."""
         running, waiting = self._core.scheduler.get_request_counts()
         return running, waiting, float(self._core.scheduler.kv_cache_manager.usage)
 
+    @property
+    def kv_tokens(self) -> int:
+        """Number of tokens whose keys and values the cache holds."""
+        cache = self._core.vllm_config.cache_config
+        return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
+
     def release_kv_cache(self) -> None:
-        """Give the KV cache back to the system, on a CPU. No request may be in the core."""
+        """Free the KV cache, on a CPU. No request may be in the core."""
         self._core.reset_prefix_cache()
         self._kv_bytes = [tensor.untyped_storage().nbytes() for tensor in self._runner.kv_caches]
         for tensor in self._runner.kv_caches:
             tensor.untyped_storage().resize_(0)
 
     def restore_kv_cache(self) -> None:
-        """Undo :meth:`release_kv_cache`, zeroed as vLLM does at start: a NaN in an unwritten place spoils attention.
+        """Undo :meth:`release_kv_cache`, zeroed as at vLLM's start, since a NaN in an unwritten place spoils attention.
 
         The layers' caches are views of one storage, which is therefore resized once and zeroed through every view.
         """
@@ -291,7 +311,7 @@ class VllmCore:
 
 
 def rows_of(outputs: list[Any]) -> CoreRows:
-    """vLLM's outputs of a step; their log-probabilities are views of one array, and are joined as such."""
+    """Turn vLLM's outputs of a step into columns."""
     ended = {output.request_id: str(output.finish_reason) for output in outputs if output.finish_reason is not None}
     for core_id, reason in ended.items():
         if reason not in ("stop", "length"):

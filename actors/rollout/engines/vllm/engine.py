@@ -7,24 +7,26 @@
     sleep, wake ──────────────────────────────▶  take everything out of the core · free · build or refill
 
 Invariants beyond the protocol's
-- This side knows every unfinished sequence with all of its tokens, so anything can be taken out of vLLM and put
-  back (a new version, a sleep) as a new request of vLLM's; its tokens so far become its prompt.
-- A request of vLLM's is never reused: its id is ours plus a count.
+- The event loop's side knows all tokens of every unfinished sequence. So any sequence can be taken out of vLLM (for a
+  new version or a sleep) and submitted again as a new request, whose prompt is all tokens so far.
+- The id of a request in vLLM is never reused: it is our request number plus a count.
 
 ``EngineSpec.options`` are arguments of vLLM's ``EngineArgs`` (``gpu_memory_utilization``, ``kv_cache_memory_bytes``,
-``enforce_eager`` …), and ``step_ms``: a ``step`` goes on, one of vLLM's after the other, until that much time has
-passed or a sequence has ended, default 50. That makes fewer, bigger messages and fewer changes of thread; where vLLM's
-own step takes as long, a step is one of them. Whoever has something for the engine ends it with vLLM's present step.
+``enforce_eager`` …), and ``step_ms``: a ``step`` makes one step of vLLM after the other until that much time has
+passed or a sequence has ended, default 50. That makes fewer, bigger messages and fewer changes of thread; where one
+step of vLLM takes as long, it is the whole step. ``hurry`` ends a step after the present step of vLLM.
 
-Sampling noise is a function of (seed, prompt, sibling, position); see ``vllm_core.py``.
+Sampling noise is a function of (seed, prompt, sibling, position); see ``core.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -32,23 +34,37 @@ import numpy as np
 
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import EngineStats
-from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
+from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors, slots_of
 from actors.rollout.engines.adapter_tensors import AdapterTensors
-from actors.rollout.engines.requests import ended_before_start
+from actors.rollout.engines.requests import check_requests, to_compute
 from actors.rollout.engines.step_columns import StepColumns
+from actors.rollout.engines.step_stats import StepStats
+from actors.rollout.engines.vllm import ranks
 from actors.rollout.engines.vllm.setup import step_seconds
-from actors.rollout.engines.vllm.unfinished import Unfinished
 from actors.rollout.errors import EngineError, EngineUnavailable, RequestRefused, WeightsMismatch
 
 if TYPE_CHECKING:
     from actors.rollout.engines.vllm.core import CoreRows, VllmCore
-    from actors.rollout.engines.vllm.ranks import Place
     from actors.rollout.engines.vllm.weights import Expected
 
 T = TypeVar("T")
 
 _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 """Our finish reason for each of vLLM's."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Unfinished:
+    """Holds one sequence that has not ended. ``tokens`` are the prompt's and the response's."""
+
+    request: GenerationRequest
+    tokens: list[int]
+    core_id: str = ""
+
+    @property
+    def position(self) -> int:
+        """Position of the token that comes next."""
+        return self.request.first + len(self.tokens) - len(self.request.prompt_ids)
 
 
 class VllmEngine:
@@ -60,23 +76,23 @@ class VllmEngine:
         self._spec: EngineSpec | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._core: VllmCore | None = None
-        self._place: Place | None = None
+        self._place: ranks.RankPlace | None = None
         """Place among the ranks that compute together; None: this one computes alone."""
         self._expected: Expected | AdapterTensors | None = None
         self._version = 0
         self._loads = 0
-        self._sequences: dict[int, Unfinished] = {}
-        self._by_core_id: dict[str, Unfinished] = {}
-        self._incoming: list[Unfinished] = []
+        self._sequences: dict[int, _Unfinished] = {}
+        self._by_core_id: dict[str, _Unfinished] = {}
+        self._incoming: list[_Unfinished] = []
         self._columns = StepColumns()
+        self._slots = 1
         self._step_s = 0.0
         self._hurried = False
         self._dropped: list[str] = []
         self._submitted = 0
         self._asleep = 0
         self._torn = ""
-        self._stats = EngineStats()
-        self._last_step_end: float | None = None
+        self._stats = StepStats()
 
     # ------------------------------------------------------------ life
 
@@ -93,15 +109,34 @@ class VllmEngine:
             self._thread = None
             raise
         self._version = 0
-        self._last_step_end = asyncio.get_running_loop().time()
+        self._stats.last_end_s = asyncio.get_running_loop().time()
+
+    def take_place(self, place: ranks.RankPlace) -> None:
+        """Make this engine one rank of several. Called before ``start``."""
+        self._place = place
+
+    def meet_at(self, directory: Path) -> None:
+        """Set the ``directory`` where the ranks meet again after a sleep. Called before ``wake``."""
+        assert self._place is not None, "it has been started"
+        self._place = dataclasses.replace(self._place, directory=directory)
 
     def _build(self, spec: EngineSpec) -> None:
-        """On the engine's thread."""
-        from actors.rollout.engines.vllm.adapters import expected_of
+        """Build the core. Runs on the engine's thread."""
         from actors.rollout.engines.vllm.core import VllmCore
+        from actors.rollout.engines.vllm.expected import expected_of
+        from actors.rollout.engines.vllm.reload_probe import check_reload
 
         self._expected = expected_of(spec)
         self._core = VllmCore(spec, self._expected, self._place)
+        if self._place is None and self._core.adapters is None:
+            try:
+                check_reload(self._core, spec)
+            except BaseException:
+                self._core.close()
+                self._core = None
+                raise
+        kv_tokens, context = self._core.kv_tokens, self._core.context_tokens
+        self._slots = spec.max_running or slots_of(kv_tokens, context, sets_aside=True)
 
     async def close(self) -> None:
         core, self._core = self._core, None
@@ -118,55 +153,32 @@ class VllmEngine:
 
     # ------------------------------------------------------------ requests
 
+    @property
+    def slots(self) -> int:
+        return self._slots
+
     def add(self, requests: Sequence[GenerationRequest]) -> None:
-        refused = [request.request for request in requests if (self._why_refused(request))]
-        if refused:
-            reason = next(why for request in requests if (why := self._why_refused(request)))
-            raise RequestRefused(f"request {refused[0]}: {reason}", tuple(refused))
-        for request in requests:
-            self._add(request)
-
-    def _why_refused(self, request: GenerationRequest) -> str:
-        if request.request in self._sequences:
-            return "its number is in use by a sequence that has not ended"
-        if len(request.prompt_ids) == 0:
-            return "the prompt is empty"
-        vocabulary = self._live_core.vocabulary
-        for ids in (request.prompt_ids, request.generated):
-            if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
-                return f"a token id lies outside the model's vocabulary of {vocabulary}"
-        return ""
-
-    def _add(self, request: GenerationRequest) -> None:
-        tokens = [*request.prompt_ids.tolist(), *request.generated.tolist()]
-        sequence = Unfinished(request, tokens, len(request.prompt_ids))
-        if (reason := ended_before_start(request, self._live_core.context_tokens)) is not None:
-            self._columns.end(request.request, request.position, reason)
-        else:
+        if in_use := [request.request for request in requests if request.request in self._sequences]:
+            raise RequestRefused(f"request {in_use[0]}: a sequence of that number has not ended", tuple(in_use))
+        check_requests(requests, vocab=self._live_core.vocabulary)
+        for request in to_compute(requests, self._live_core.context_tokens, self._columns):
+            sequence = _Unfinished(request, [*request.prompt_ids.tolist(), *request.generated.tolist()])
             self._sequences[request.request] = sequence
             self._incoming.append(sequence)
 
-    def _budget(self, sequence: Unfinished) -> int:
-        """How many tokens this sequence may still get."""
-        return min(
-            sequence.request.end - sequence.position,
-            self._live_core.context_tokens - len(sequence.tokens),
-        )
+    def _budget(self, sequence: _Unfinished) -> int:
+        """Number of tokens that this sequence may still get."""
+        return min(sequence.request.end - sequence.position, self._live_core.context_tokens - len(sequence.tokens))
 
     def abort(self, requests: Sequence[int]) -> None:
-        gone = {
-            id(sequence)
-            for number in requests
-            if (sequence := self._sequences.pop(int(number), None)) and self._end_aborted(sequence)
-        }
-        self._incoming = [sequence for sequence in self._incoming if id(sequence) not in gone]
-
-    def _end_aborted(self, sequence: Unfinished) -> bool:
-        self._columns.end(sequence.request.request, sequence.position, FinishReason.ABORTED)
-        if sequence.core_id:
-            self._dropped.append(sequence.core_id)
-            del self._by_core_id[sequence.core_id]
-        return True
+        gone = [sequence for number in requests if (sequence := self._sequences.pop(int(number), None)) is not None]
+        for sequence in gone:
+            self._columns.end(sequence.request.request, sequence.position, FinishReason.ABORTED)
+            if sequence.core_id:
+                self._dropped.append(sequence.core_id)
+                del self._by_core_id[sequence.core_id]
+        left_out = set(map(id, gone))
+        self._incoming = [sequence for sequence in self._incoming if id(sequence) not in left_out]
 
     @property
     def has_work(self) -> bool:
@@ -193,11 +205,11 @@ class VllmEngine:
             raise EngineError("the vLLM engine is asleep; wake it first")
 
     def hurry(self) -> None:
-        """Read by the engine's thread behind each step of vLLM's."""
+        """End the step under way; the engine's thread checks this after each step of vLLM."""
         self._hurried = True
 
     def _step_on_thread(self) -> list[CoreRows]:
-        """Steps of vLLM's, until one of them ends something, somebody waits, or the time is up."""
+        """Make steps of vLLM until one of them ends a sequence, ``hurry`` is called, or the time is up."""
         self._sync_core()
         steps: list[CoreRows] = []
         began_s = perf_counter()
@@ -208,11 +220,11 @@ class VllmEngine:
         return steps
 
     def _goes_on(self, ended: bool, seconds: float) -> bool:
-        """Whether the step of ours, which has lasted so long and may have ended something, takes one more of vLLM's."""
+        """Whether our step, after ``seconds`` and perhaps an ``ended`` sequence, makes one more step of vLLM."""
         return not (ended or self._hurried or seconds >= self._step_s)
 
     def _sync_core(self) -> None:
-        """Bring vLLM's queue up to date with what add and abort have noted."""
+        """Drop the requests from vLLM that were aborted, and submit those that were added."""
         if self._dropped:
             self._live_core.drop(self._dropped)
             self._dropped = []
@@ -220,7 +232,7 @@ class VllmEngine:
             self._submit(sequence)
         self._incoming = []
 
-    def _submit(self, sequence: Unfinished) -> None:
+    def _submit(self, sequence: _Unfinished) -> None:
         request = sequence.request
         self._submitted += 1
         sequence.core_id = f"{request.request}.{self._submitted}"
@@ -231,14 +243,14 @@ class VllmEngine:
             request.sampling,
             origin=(request.prompt, request.sibling),
             start=sequence.position,
-            context=max(0, request.first - sequence.prompt_tokens),
+            context=max(0, request.first - len(request.prompt_ids)),
             budget=self._budget(sequence),
             salt=f"{self._version}.{self._loads}",
         )
 
     def _take(self, steps: Sequence[CoreRows]) -> None:
-        """Into columns, and onto our own side's tokens. Most steps are of the same sequences as the one before."""
-        core_ids, sequences = list[str](), list[Unfinished]()
+        """Enter ``steps`` into the columns and our sequences. Most steps have the same sequences as the one before."""
+        core_ids, sequences = list[str](), list[_Unfinished]()
         requests = offsets = np.empty(0, np.int64)
         for rows in steps:
             if rows.core_ids != core_ids:
@@ -252,7 +264,7 @@ class VllmEngine:
                 del self._sequences[self._by_core_id.pop(core_id).request.request]
 
     def _enter(self, rows: CoreRows, requests: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """A step of vLLM's into columns: so many tokens behind each request's offset; returns the offsets after it."""
+        """Enter one step of vLLM into the columns, from each request's offset on; returns the offsets after it."""
         finished = np.zeros(len(requests), np.uint8)
         for core_id, reason in rows.ended.items():
             row = rows.core_ids.index(core_id)
@@ -268,22 +280,20 @@ class VllmEngine:
 
     def _count(self, began: float, ended: float, tokens: int, steps: Sequence[CoreRows]) -> None:
         running, queued, used = self._live_core.gauges()
-        old, idle_from = self._stats, self._last_step_end if self._last_step_end is not None else began
-        self._stats = EngineStats(
+        self._stats.count(
+            began,
+            ended,
             running=running,
             queued=queued,
             kv_used_fraction=used,
-            step_s=ended - began,
-            busy_s_total=old.busy_s_total + ended - began,
-            idle_s_total=old.idle_s_total + max(0.0, began - idle_from),
-            tokens_total=old.tokens_total + tokens,
-            prefilled_tokens_total=old.prefilled_tokens_total + sum(rows.prefilled_tokens for rows in steps),
-            prefix_hit_tokens_total=old.prefix_hit_tokens_total + sum(rows.prefix_hit_tokens for rows in steps),
+            tokens=tokens,
+            prefilled_tokens=sum(rows.prefilled_tokens for rows in steps),
+            prefix_hit_tokens=sum(rows.prefix_hit_tokens for rows in steps),
+            preemptions=sum(rows.preemptions for rows in steps),
         )
-        self._last_step_end = ended
 
     def stats(self) -> EngineStats:
-        return self._stats
+        return self._stats.now
 
     # ------------------------------------------------------------ weights
 
@@ -309,8 +319,8 @@ class VllmEngine:
         self._expected.check(tensors, dtypes)
 
     def _all_agree(self, well: bool) -> bool:
-        """Whether something has gone well in every rank, told how it has gone in this one."""
-        return well
+        """Whether ``well`` holds in every rank."""
+        return well if self._place is None else ranks.all_agree(well)
 
     def _load_on_thread(self, tensors: WeightTensors, policy_version: int, in_flight: str) -> None:
         core = self._live_core
@@ -334,12 +344,12 @@ class VllmEngine:
         stale = [s for s in self._by_core_id.values() if in_flight == "recompute" or core.not_begun(s.core_id)]
         self._resubmit(stale)
 
-    def _resubmit(self, sequences: Sequence[Unfinished]) -> None:
+    def _resubmit(self, sequences: Sequence[_Unfinished]) -> None:
         """Take sequences out of vLLM and queue them anew, under the present version's part of the prefix cache."""
         self._withdraw(sequences)
         self._incoming = [*sequences, *self._incoming]
 
-    def _withdraw(self, sequences: Sequence[Unfinished]) -> None:
+    def _withdraw(self, sequences: Sequence[_Unfinished]) -> None:
         self._dropped.extend(sequence.core_id for sequence in sequences)
         for sequence in sequences:
             del self._by_core_id[sequence.core_id]

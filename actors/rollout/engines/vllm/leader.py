@@ -1,15 +1,15 @@
-"""The first rank of a tensor parallel vLLM engine: it decides, and the other ranks do what it does.
+"""The first rank of a tensor parallel vLLM engine: it decides, and the other ranks do the same.
 
-    add, abort ──▶ noted, and done in this rank
+    add, abort ──▶ done in this rank, and noted for the next order
     step, load_weights, sleep, wake ──▶ order to the followers ─┬─▶ answers ─┬─▶ compared ─▶ result
                                                                 └─▶ own part ┘
 
 Invariants beyond the engine's
-- The followers make its calls in its order. What reads a clock is decided here alone, and told behind each of vLLM's
-  steps (``ranks.goes_on``).
-- What it refuses is refused by every rank, and a load that fails in one is undone in all.
+- The followers get the leader's calls in the leader's order. Decisions that depend on a clock are made by the leader
+  alone, and told after each step of vLLM (``ranks.goes_on``).
+- A call that the leader refuses is refused by every rank, and a load that fails in one is undone in all.
 - A rank that fails, vanishes, is silent for too long, or has drawn other tokens ends the engine with RankLost.
-  From then on no call succeeds: whoever has started the ranks starts all of them anew.
+  From then on no call succeeds, and all ranks must be started anew.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, NoReturn, TypeVar
 
+from actors.core.errors import error_named
 from actors.ranks.errors import RankLost
 from actors.ranks.followers import Followers
-from actors.rollout import errors
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
 from actors.rollout.engines.vllm import ranks
+from actors.rollout.engines.vllm.engine import VllmEngine
 from actors.rollout.engines.vllm.orders import (
-    Abort,
-    Add,
-    Answer,
-    Begin,
-    Load,
-    Order,
-    Sleep,
-    Step,
-    Wake,
+    AbortRequests,
+    AddRequests,
+    EngineAnswer,
+    EngineBegin,
+    EngineLoad,
+    EngineOrder,
+    EngineSleep,
+    EngineStep,
+    EngineWake,
     as_file,
     decoded_answer,
     encoded,
     hash_of,
     is_refusal,
 )
-from actors.rollout.engines.vllm.ranked_engine import RankedEngine
 from actors.rollout.errors import EngineError, EngineUnavailable
 from configs.limits import Limits
 
 T = TypeVar("T")
 
 
-class LeadingEngine(RankedEngine):
+class LeadingEngine(VllmEngine):
     """Implements ``RolloutEngine`` over this rank and ``followers``."""
 
     def __init__(self, followers: Followers, limits: Limits) -> None:
         super().__init__()
         self._followers = followers
         self._limits = limits
-        self._commands: list[Add | Abort] = []
-        """What was added and aborted since the last order."""
+        self._commands: list[AddRequests | AbortRequests] = []
+        """Additions and aborts of requests since the last order."""
         self._lost = ""
 
     # ------------------------------------------------------------ life
@@ -65,8 +65,8 @@ class LeadingEngine(RankedEngine):
             raise EngineUnavailable(f"rollout.tensor_parallel is {spec.tensor_parallel}, and {size} ranks are there")
         with ranks.rendezvous(size) as directory:
             silence_s = max(self._limits.engine_step_s, self._limits.ready_timeout_s)
-            self.take_place(ranks.Place(rank=ranks.LEADER, size=size, directory=directory, silence_s=silence_s))
-            begin = Begin(spec=spec, directory=directory, silence_s=silence_s)
+            self.take_place(ranks.RankPlace(rank=ranks.LEADER, size=size, directory=directory, silence_s=silence_s))
+            begin = EngineBegin(spec=spec, directory=directory, silence_s=silence_s)
             await self._built(begin, super().start(spec))
 
     async def wake(self) -> None:
@@ -74,10 +74,10 @@ class LeadingEngine(RankedEngine):
         if self._asleep:
             with ranks.rendezvous(self._followers.count + 1) as directory:
                 self.meet_at(directory)
-                await self._built(Wake(directory=directory), super().wake())
+                await self._built(EngineWake(directory=directory), super().wake())
 
     async def close(self) -> None:
-        if self._lost:  # its thread may wait for a rank that is gone, until that one's silence is over
+        if self._lost:  # the engine's thread may wait for a rank that is gone, for up to ``silence_s``
             self._core = None
         await super().close()
         await self._followers.close()
@@ -86,16 +86,16 @@ class LeadingEngine(RankedEngine):
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         super().add(requests)
-        self._commands.append(Add(requests=list(requests)))
+        self._commands.append(AddRequests(requests=list(requests)))
 
     def abort(self, requests: Sequence[int]) -> None:
         super().abort(requests)
-        self._commands.append(Abort(requests=[int(number) for number in requests]))
+        self._commands.append(AbortRequests(requests=[int(number) for number in requests]))
 
     async def step(self) -> StepOutput:
         self._check_whole()
         self._check_step()
-        answers, output = await self._together(Step(), super().step(), self._limits.engine_step_s)
+        answers, output = await self._together(EngineStep(), super().step(), self._limits.engine_step_s)
         drawn = hash_of(output)
         for rank, answer in enumerate(answers, 1):
             if answer.drawn != drawn:
@@ -118,7 +118,7 @@ class LeadingEngine(RankedEngine):
         shared = as_file(tensors, dtypes)
         file, entries = await self._run(shared.__enter__)
         try:
-            order = Load(file=file, entries=entries, policy_version=policy_version, in_flight=in_flight)
+            order = EngineLoad(file=file, entries=entries, policy_version=policy_version, in_flight=in_flight)
             own = super().load_weights(tensors, dtypes, policy_version, in_flight=in_flight)
             await self._together(order, own, self._limits.pull_timeout_s)
         finally:
@@ -128,16 +128,18 @@ class LeadingEngine(RankedEngine):
         self._check_whole()
         self._check_level(level)
         if not self._asleep:
-            await self._together(Sleep(level=level), super().sleep(level), self._limits.pull_timeout_s)
+            await self._together(EngineSleep(level=level), super().sleep(level), self._limits.pull_timeout_s)
 
     # ------------------------------------------------------------ all ranks together
 
-    async def _together(self, call: Step | Load | Sleep, own: Awaitable[T], timeout_s: float) -> tuple[list[Answer], T]:
-        """What the followers answer to ``call`` and what this rank's ``own`` part of it gives.
+    async def _together(
+        self, call: EngineStep | EngineLoad | EngineSleep, own: Awaitable[T], timeout_s: float
+    ) -> tuple[list[EngineAnswer], T]:
+        """Make ``call`` in all ranks; returns the followers' answers and the result of this rank's ``own`` part.
 
         Raises:
-            RankLost: a follower has failed, or not done what this rank has done.
-            EngineError: all ranks alike have refused it.
+            RankLost: a follower has failed, or has refused what another rank has done.
+            EngineError: all ranks have refused the call.
         """
         try:
             answers, result = await asyncio.gather(self._call(call, timeout_s), _or_refusal(own))
@@ -152,8 +154,8 @@ class LeadingEngine(RankedEngine):
             self._lose(f"some ranks have done what others refuse: {next(text for text in refused if text)}")
         return answers, result
 
-    async def _built(self, call: Begin | Wake, own: Awaitable[None]) -> None:
-        """Build this rank's engine and the followers'. Each waits for all: the first that cannot says why."""
+    async def _built(self, call: EngineBegin | EngineWake, own: Awaitable[None]) -> None:
+        """Build the engines of all ranks. Each waits for the others; the first that fails says why."""
         try:
             await asyncio.gather(self._whether_built(call), own)
         except EngineError:
@@ -162,24 +164,24 @@ class LeadingEngine(RankedEngine):
         except Exception as error:  # noqa: BLE001 - torch's, when a rank is gone
             self._lose(f"a rank is gone: {type(error).__name__}: {error}", error)
 
-    async def _whether_built(self, call: Begin | Wake) -> None:
+    async def _whether_built(self, call: EngineBegin | EngineWake) -> None:
         for answer in await self._call(call, self._limits.ready_timeout_s, is_refusal):
             if answer.refusal:
-                raise getattr(errors, answer.error, EngineError)(answer.refusal)
+                raise error_named(answer.error, answer.refusal, EngineError) or EngineError(answer.refusal)
 
     async def _call(
         self,
-        call: Begin | Step | Load | Sleep | Wake,
+        call: EngineBegin | EngineStep | EngineLoad | EngineSleep | EngineWake,
         timeout_s: float,
         ends: Callable[[bytes], bool] | None = None,
-    ) -> list[Answer]:
-        order = encoded(Order(commands=self._commands, call=call))
+    ) -> list[EngineAnswer]:
+        order = encoded(EngineOrder(commands=self._commands, call=call))
         self._commands = []
         answers = await self._followers.call([order] * self._followers.count, timeout_s=timeout_s, ends=ends)
         return [decoded_answer(answer) for answer in answers]
 
     def _check_whole(self) -> None:
-        """Before a call: once a rank is lost, this one does nothing more either."""
+        """Raise RankLost if a rank has been lost: then this rank does nothing more either."""
         if self._lost:
             raise RankLost(self._lost)
 

@@ -1,8 +1,9 @@
-"""What the leader of a tensor parallel engine tells its followers, as bytes.
+"""The orders of a tensor parallel engine's leader to its followers, and their answers, as bytes.
 
-    Begin ─▶ [ Step · Load · Sleep ─▶ Wake ]*        each with what was added and aborted since the last one
+    EngineBegin ─▶ [ EngineStep · EngineLoad · EngineSleep ─▶ EngineWake ]*     each with the requests that were added
+                                                                                and aborted since the last order
 
-An answer says what a rank has drawn, as a hash, and why it could not do what it was told.
+An answer holds a hash of the tokens that a rank has drawn, or the reason why it refuses the order.
 
 Weights are not sent: an order names the file that they lie in, which the leader holds open until all have read it.
 """
@@ -27,27 +28,27 @@ from actors.weights.memory import map_file
 from actors.weights.segments import open_ours, segment_directory
 
 
-class Add(msgspec.Struct, frozen=True, tag=True):
+class AddRequests(msgspec.Struct, frozen=True, tag="Add"):
     requests: list[GenerationRequest]
 
 
-class Abort(msgspec.Struct, frozen=True, tag=True):
+class AbortRequests(msgspec.Struct, frozen=True, tag="Abort"):
     requests: list[int]
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first order of a life: start the engine of ``spec``, meeting the others in ``directory``."""
+class EngineBegin(msgspec.Struct, frozen=True, tag="Begin"):
+    """The first order after a start: start the engine of ``spec`` and meet the other ranks in ``directory``."""
 
     spec: EngineSpec
     directory: Path
     silence_s: float
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
-    pass
+class EngineStep(msgspec.Struct, frozen=True, tag="Step"):
+    """Take one engine step with the leader."""
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+class EngineLoad(msgspec.Struct, frozen=True, tag="Load"):
     """Serve the version whose tensors lie in ``file`` as ``entries`` say."""
 
     file: str
@@ -56,39 +57,39 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     in_flight: Literal["keep", "recompute"]
 
 
-class Sleep(msgspec.Struct, frozen=True, tag=True):
+class EngineSleep(msgspec.Struct, frozen=True, tag="Sleep"):
     level: int
 
 
-class Wake(msgspec.Struct, frozen=True, tag=True):
-    """Ranks that have let go of each other meet again in ``directory``."""
+class EngineWake(msgspec.Struct, frozen=True, tag="Wake"):
+    """Wake the engine; the ranks meet again in ``directory``."""
 
     directory: Path
 
 
-class Order(msgspec.Struct, frozen=True):
-    commands: list[Add | Abort]
-    call: Begin | Step | Load | Sleep | Wake
+class EngineOrder(msgspec.Struct, frozen=True):
+    commands: list[AddRequests | AbortRequests]
+    call: EngineBegin | EngineStep | EngineLoad | EngineSleep | EngineWake
 
 
-class Answer(msgspec.Struct, frozen=True):
+class EngineAnswer(msgspec.Struct, frozen=True):
     drawn: bytes = b""
-    """Hash of what a step has drawn."""
+    """Hash of the tokens that a step has drawn."""
     refusal: str = ""
     error: str = ""
-    """Name of the class of the error that ``refusal`` is the text of."""
+    """Class name of the error whose text is ``refusal``."""
 
 
-def encoded(message: Order | Answer) -> bytes:
+def encoded(message: EngineOrder | EngineAnswer) -> bytes:
     return msgspec.msgpack.encode(message, enc_hook=_plain)
 
 
-def decoded_order(data: bytes) -> Order:
-    return msgspec.msgpack.decode(data, type=Order, dec_hook=_from_plain)
+def decoded_order(data: bytes) -> EngineOrder:
+    return msgspec.msgpack.decode(data, type=EngineOrder, dec_hook=_from_plain)
 
 
-def decoded_answer(data: bytes) -> Answer:
-    return msgspec.msgpack.decode(data, type=Answer)
+def decoded_answer(data: bytes) -> EngineAnswer:
+    return msgspec.msgpack.decode(data, type=EngineAnswer)
 
 
 def is_refusal(answer: bytes) -> bool:
@@ -110,7 +111,7 @@ def _from_plain(kind: type, value: Any) -> Any:
 
 
 def hash_of(output: StepOutput) -> bytes:
-    """A hash that is the same in ranks that have drawn the same tokens for the same requests."""
+    """A hash that is equal in ranks that have drawn the same tokens for the same requests."""
     digest = xxhash.xxh3_64()
     for column in (output.requests, output.offsets, output.counts, output.finished, output.tokens):
         digest.update(np.ascontiguousarray(column).tobytes())
@@ -119,9 +120,9 @@ def hash_of(output: StepOutput) -> bytes:
 
 @contextlib.contextmanager
 def as_file(tensors: WeightTensors, dtypes: Mapping[str, str]) -> Iterator[tuple[str, tuple[TensorEntry, ...]]]:
-    """A name under which processes of this machine open the file that ``tensors`` lie in, and where in it they lie.
+    """A path by which processes of this machine open the file that holds ``tensors``, and their places in it.
 
-    Tensors that lie in no file, or in one that is gone, are written to one that has no name and goes with this.
+    Tensors that lie in no file, or in one that is gone, are written to an unnamed file that ends with the context.
     """
     file, entries = _segment(tensors) or _written(tensors, dtypes)
     with file:
@@ -133,7 +134,7 @@ _Placed = tuple[IO[bytes], tuple[TensorEntry, ...]]
 
 def _segment(tensors: WeightTensors) -> _Placed | None:
     if isinstance(tensors, SegmentViews):
-        with contextlib.suppress(OSError):  # its version has retired
+        with contextlib.suppress(OSError):  # the version has retired, and its file is gone
             return open_ours(tensors.path, "rb"), tensors.entries
     return None
 
@@ -150,8 +151,8 @@ def _written(tensors: WeightTensors, dtypes: Mapping[str, str]) -> _Placed:
 
 
 @contextlib.contextmanager
-def read(load: Load) -> Iterator[dict[str, np.ndarray]]:
-    """The tensors of the leader's file, mapped."""
+def read(load: EngineLoad) -> Iterator[dict[str, np.ndarray]]:
+    """The tensors in the leader's file, mapped into memory until the context ends."""
     with Path(load.file).open("rb") as file:
         views = entry_views(load.entries, map_file(file))
     yield views

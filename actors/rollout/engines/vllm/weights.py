@@ -1,4 +1,4 @@
-"""New weights for a running vLLM model, all or nothing.
+"""Loads new weights into a running vLLM model, all or nothing.
 
     tensors ─▶ Expected.check ─▶ Rollback ─▶ layerwise reload ─▶ repack tied heads ─▶ served
                   │ WeightsMismatch            │ any error
@@ -6,10 +6,10 @@
              nothing was touched          Rollback.restore, then WeightsMismatch or the error itself
 
 Invariants
-- vLLM accepts half of the tensors without a word, so names, shapes, dtypes and count are checked before it sees one.
+- vLLM silently accepts half of the tensors, so names, shapes, dtypes and count are checked before it sees one.
 - On a CPU vLLM empties linear weights after packing them; only the layerwise reload path can fill them again.
-- A head tied to the embedding keeps a packed copy of its own that no reload renews; it is packed anew here.
-- A reload that fails half-way leaves layers on the meta device; it is finished and then undone before anyone steps.
+- A head tied to the embedding keeps its own packed copy, which no reload renews; it is packed anew here.
+- A reload that fails half-way leaves layers on the meta device; it is finished and then undone before the next step.
 """
 
 # pyright: reportMissingImports=false
@@ -28,15 +28,17 @@ import torch
 from safetensors import safe_open
 
 from actors.host.import_guard import hide_broken_optionals
+from actors.models.whole_model import WeightsNotWhole, refuse_parts
 from actors.rollout.engine import WeightTensors
 from actors.rollout.errors import ModelUnreadable, WeightsMismatch
+from configs.checks.model_files import wrapper_of
 
 _ARRAY_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Names a checkpoint's parameters as Hugging Face does. ``aliases``: other name of a tied parameter → its first."""
+    """Names a checkpoint's parameters as Hugging Face does. ``aliases``: other name of a tied one → its first name."""
 
     shapes: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
@@ -44,10 +46,10 @@ class Expected:
 
     @classmethod
     def of_checkpoint(cls, model_path: Path, dtype: str) -> Expected:
-        """Read the names and shapes off a model without memory (meta device), so no weight is loaded.
+        """Read the names and shapes from a model on the meta device, so no weight is loaded. Also checks the files.
 
         Raises:
-            ModelUnreadable: there is no configuration that transformers knows.
+            ModelUnreadable: transformers does not know the configuration, or ``check_files`` fails.
         """
         model = model_without_memory(model_path)
         first = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -64,29 +66,35 @@ class Expected:
         return expected
 
     def check_files(self, model_path: Path) -> None:
-        """Check names first: vLLM starts without a word from a checkpoint that lacks a part of a fused matrix.
+        """Check the files' names first: vLLM silently starts from a checkpoint that lacks a part of a fused matrix.
 
         A checkpoint whose names are not the model's own (an older scheme that the loader renames) is let through.
 
         Raises:
-            ModelUnreadable: no weights, an unreadable file, or missing parameters.
+            ModelUnreadable: no weights, an unreadable file, or parameters that are missing or of another shape.
         """
-        names: set[str] = set()
+        found: dict[str, list[int]] = {}
         for file in sorted(model_path.glob("*.safetensors")):
             try:
                 with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
-                    names |= set(opened.keys())
+                    found |= {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
             except Exception as error:
                 raise ModelUnreadable(f"model.path: {str(file)!r} is damaged: {error}") from error
-        if not names:
+        if not found:
             raise ModelUnreadable(
                 f"model.path {str(model_path)!r} holds no .safetensors file; save the model with save_pretrained"
             )
-        missing = sorted(self.shapes.keys() - {self.aliases.get(name, name) for name in names})
-        if missing and names <= self.shapes.keys() | self.aliases.keys():
-            raise ModelUnreadable(
-                f"model.path {str(model_path)!r} lacks {len(missing)} parameters of its model, such as {missing[:3]}"
-            )
+        if wrapped := wrapper_of(sorted(found)):
+            raise ModelUnreadable(f"model.path {str(model_path)!r} cannot be loaded: its weights {'. '.join(wrapped)}")
+        own = {self.aliases.get(name, name): shape for name, shape in found.items()}
+        missing = sorted(self.shapes.keys() - own.keys())
+        if missing and not own.keys() <= self.shapes.keys():
+            return
+        try:
+            wanted = {name: list(shape) for name, shape in self.shapes.items()}
+            refuse_parts(missing, {n: (own[n], wanted[n]) for n in wanted if n in own and own[n] != wanted[n]})
+        except WeightsNotWhole as error:
+            raise ModelUnreadable(f"model.path {str(model_path)!r}: {error}") from error
 
     def check(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
         """Accept exactly the model's parameters; a tied parameter may also come under its second name.
@@ -113,17 +121,17 @@ class Expected:
                 )
 
     def loadable(self, tensors: WeightTensors) -> Iterator[tuple[str, torch.Tensor]]:
-        """The checked tensors as torch sees them, each once, without a copy."""
+        """The checked tensors as torch tensors, each once under its first name, without a copy."""
         for name, array in tensors.items():
             if name in self.shapes or self.aliases[name] not in tensors:
                 yield self.aliases.get(name, name), as_torch(array, self.dtype)
 
 
 def model_without_memory(model_path: Path) -> Any:
-    """The model of ``model_path`` on the meta device: names and shapes, and no weights.
+    """The model in ``model_path`` on the meta device: it has names and shapes, and no weights.
 
     Raises:
-        ModelUnreadable: there is no configuration that transformers knows.
+        ModelUnreadable: transformers does not know the configuration, or there is none.
     """
     hide_broken_optionals()
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -149,7 +157,7 @@ def as_torch(array: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
-    """Pack a head that shares the embedding's storage anew; without this it goes on with the old embedding."""
+    """Pack heads that share the embedding's storage anew; otherwise they would keep using the old embedding."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
@@ -162,10 +170,10 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
 
 
 class Rollback:
-    """Keeps what it takes to serve the old weights again: copies of plain parameters, and the packed matrices.
+    """Keeps the old weights, to restore them after a failed load.
 
-    On a CPU the matrices are packed and replaced, never overwritten, so keeping them costs a reference; copied are
-    the embedding, norms and biases. On an accelerator the whole model is copied to the host.
+    On a CPU, matrices are packed and replaced, never overwritten, so a reference to them is enough; the embedding,
+    norms and biases are copied. On an accelerator the whole model is copied to the host.
     """
 
     def __init__(self, model: Any) -> None:
@@ -199,12 +207,12 @@ def reload_in_place(
     """Fill ``model`` with checked ``tensors``. On an error the old weights are back when this raises.
 
     ``can_undo`` False skips the copies: after an error the model must not be stepped until a reload succeeds.
-    ``all_agree``: whether this has gone well in every rank of the engine, told how it has gone in this one.
+    ``all_agree``: gets whether this rank has succeeded, and returns whether all ranks of the engine have.
     """
     rollback = Rollback(model) if can_undo else None
     error: BaseException | None = None
     try:
-        _fill(model, model_config, expected.loadable(tensors))
+        fill(model, model_config, expected.loadable(tensors))
     except BaseException as raised:  # noqa: BLE001 - raised again when all ranks know
         error = raised
     if all_agree(error is None):
@@ -214,7 +222,8 @@ def reload_in_place(
     raise error or WeightsMismatch("another rank of this engine could not load it")
 
 
-def _fill(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+def fill(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Load ``tensors``, all that the model has, into the running ``model``."""
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
     initialize_layerwise_reload(model)

@@ -1,19 +1,19 @@
-"""What the leader alone does with files: it makes room, says what is in them, and gives them their names."""
+"""The leader's own work with files: it makes room, describes their content, and gives them their final names."""
 
 from __future__ import annotations
 
 import json
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
 from actors.protocol.weights import TensorEntry
 from actors.trainer.backends.fsdp import parts
+from actors.trainer.backends.fsdp.core import FsdpCore
 from actors.trainer.backends.fsdp.orders import Restore
-from actors.trainer.backends.tokenizer_files import copy_tokenizer
-from actors.trainer.backends.torch.generation_defaults import as_it_was
+from actors.trainer.backends.torch.exported_files import as_it_was, copy_tokenizer
 from actors.trainer.backends.torch.torch_backend import (
     CRITIC_FILE,
     STATE_FILE,
@@ -26,16 +26,13 @@ from actors.trainer.errors import CheckpointCorrupt
 from actors.weights.manifest import hash_chunks
 from actors.weights.memory import SegmentWriter
 
-if TYPE_CHECKING:
-    from actors.trainer.backends.fsdp.core import FsdpCore
-
 KIND: Final = "fsdp"
 
 
 def finish_segment(
     memory: mmap.mmap, path: Path, chunk_bytes: int, tensors: tuple[TensorEntry, ...], writer: SegmentWriter
 ) -> tuple[bytes, ...]:
-    """Give the segment that lies in ``memory``, written by all ranks, its name ``path``; the hashes of its chunks."""
+    """Give the segment in ``memory``, written by all ranks, its name ``path``; returns the hashes of its chunks."""
     end = 0
     for entry in tensors:  # memory that was used before may hold anything between tensors
         memory[end : entry.offset_bytes] = bytes(entry.offset_bytes - end)
@@ -55,28 +52,28 @@ def empty_file(path: Path, size: int) -> Path:
 
 
 def clear(directory: Path) -> None:
-    """Make the directory of a checkpoint; another number of ranks may have written there before."""
+    """Make the directory of a checkpoint, without shards that another number of ranks may have left there."""
     directory.mkdir(parents=True, exist_ok=True)
     for file in directory.rglob("shard-*.safetensors"):
         file.unlink()
 
 
 def write_state(directory: Path, core: FsdpCore) -> None:
-    """Say in words what the ranks have written."""
-    state = {"format": 1, "kind": KIND, "steps": core.steps, "optimizer_steps": core.policy.adam.steps}
+    """Write ``backend.json``, which describes what the ranks have written."""
+    state = {"format": 1, "kind": KIND, "steps": core.steps, "optimizer_steps": core.policy.steps}
     state |= {"ranks": core.world.size, "replicas": core.world.replicas}
     if core.critic is not None:
-        state |= {"critic_steps": core.critic.adam.steps}
+        state |= {"critic_steps": core.critic.steps}
     if core.adapter is not None:
         state |= core.adapter.described()
     (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
 
 
 def read_state(directory: Path, core: FsdpCore) -> Restore:
-    """What the ranks are to take over.
+    """The order by which the ranks load the checkpoint in ``directory``.
 
     Raises:
-        CheckpointCorrupt: nothing says so, or it is of a backend of another kind, or of another adapter.
+        CheckpointCorrupt: its state file cannot be read, or is of another kind of backend or another adapter.
     """
     try:
         state = json.loads((directory / STATE_FILE).read_text())
@@ -84,8 +81,8 @@ def read_state(directory: Path, core: FsdpCore) -> Restore:
         check_described(state, core.adapter, directory)
         check_critic(directory, trained=core.critic is not None)
         if kind == TorchBackend.kind:
-            files = [TENSOR_FILE] if core.critic is None else [TENSOR_FILE, CRITIC_FILE]
-            return Restore(str(directory), kind, steps, *(parts.flat_steps(directory / file) for file in files))
+            critic_steps = 0 if core.critic is None else parts.flat_steps(directory / CRITIC_FILE)
+            return Restore(str(directory), kind, steps, parts.flat_steps(directory / TENSOR_FILE), critic_steps)
         if kind == KIND:
             critic_steps = 0 if core.critic is None else int(state.get("critic_steps", 0))
             return Restore(str(directory), kind, steps, int(state["optimizer_steps"]), critic_steps)
@@ -107,11 +104,11 @@ def export(core: FsdpCore, rows: Path, directory: Path, model_path: Path) -> Non
         for entry in core.policy.rows.entries
     }
     if core.adapter is not None:
-        core.adapter.export(directory, weights)
+        core.adapter.export(directory, core.policy.model, weights)
         return
     model: Any = core.policy.model
     with as_it_was(model):
         model.save_pretrained(directory, state_dict=weights, safe_serialization=True)
-    model.config.dtype = getattr(torch, core.dtype)  # it was that of the master weights
+    model.config.dtype = getattr(torch, core.dtype)  # until now that of the master weights
     model.config.save_pretrained(directory)
     copy_tokenizer(model_path, directory)

@@ -1,51 +1,51 @@
-"""A rank that follows: it obeys one order at a time, on a thread of its own, and decides nothing."""
+"""A follower rank: it obeys one order at a time, on a thread of its own, and decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-import msgspec
-
 from actors.host.host_memory import keep_freed_memory
 from actors.host.thread_pool import let_waiting_threads_rest
-from actors.protocol.training import (
-    Accumulate,
-    Accumulated,
-    Finished,
-    Save,
-    Score,
-    Scored,
-    Step,
-    Stepped,
-    Valued,
-    Values,
-)
+from actors.protocol import training
+from actors.ranks.shared import SharedFollower
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.fsdp.orders import (
-    Answer,
     Begin,
     Begun,
+    CopiedOut,
+    CopyOut,
+    FsdpAnswer,
+    FsdpOrder,
+    Measure,
+    Measured,
     Meeting,
-    Order,
+    Release,
     Restore,
+    Sealed,
+    SealShare,
+    TakeBack,
+    UseRecompute,
     WriteRows,
+    WriteShare,
     decode_order,
     encode,
+    hold_meeting,
     remove_meeting,
 )
 from actors.trainer.backends.remote_errors import failed
 from actors.trainer.errors import BackendClosed
-from actors.weights.segments import host_id
 
 if TYPE_CHECKING:
     from actors.trainer.backends.fsdp.core import FsdpCore
+    from actors.trainer.backends.fsdp.parked_shards import ParkedShards
 
 
 class FsdpFollower:
-    """Implements ``Follower``. What goes wrong in an order is its answer, and its leader says what becomes of it."""
+    """Implements ``Follower``. A failed order is answered with its error, and the leader decides what follows."""
 
     def __init__(self, rank: int, size: int) -> None:
         let_waiting_threads_rest()
@@ -54,6 +54,7 @@ class FsdpFollower:
         self._size = size
         self._thread = ThreadPoolExecutor(1, "train")
         self._core: FsdpCore | None = None
+        self._parked: ParkedShards
         self._meeting: Meeting | None = None
 
     async def serve(self, order: bytes) -> bytes:
@@ -64,40 +65,61 @@ class FsdpFollower:
             answer = failed(error)
         return encode(answer)
 
-    def _obey(self, order: Order) -> Answer:
+    def _obey(self, order: FsdpOrder) -> FsdpAnswer:
         if isinstance(order, Begin):
             return self._begin(order)
         core = self._core
         if core is None:
             raise BackendClosed(f"rank {self._rank} was given an order before it was told to begin")
         match order:
-            case Score():
-                return Scored(core.score(order.batch, order.temperature, order.reference))
-            case Values():
-                return Valued(core.values(order.batch))
-            case Accumulate():
-                return Accumulated(core.accumulate(order.batch, order.loss))
-            case Step():
-                return Stepped(core.step(order.weight))
+            case training.ScoreCall():
+                return training.TokensScored(core.score(order.batch, order.temperature, order.reference))
+            case training.ValuesCall():
+                return training.Valued(core.values(order.batch))
+            case training.AccumulateCall():
+                return training.Accumulated(core.accumulate(order.batch, order.loss))
+            case training.LearnCall():
+                return training.TargetsLearned(core.learn(order.batch, order.loss, order.backward))
+            case Measure():
+                use = core.measure(order.batch, order.loss)
+                return Measured(use.peak_bytes, use.free_bytes, use.seconds)
+            case UseRecompute():
+                core.use_recompute(order.way)
+            case training.DropSums():
+                core.drop_sums()
+            case training.StepCall():
+                return training.Stepped(core.step(order.weight, order.adam))
             case WriteRows():
                 core.write_rows(Path(order.path))
-            case Save():
+            case WriteShare():
+                core.write_share(Path(order.path))
+            case SealShare():
+                return Sealed(core.seal_share(Path(order.path), order.chunk_bytes))
+            case training.SaveCall():
                 core.save(Path(order.directory))
             case Restore():
                 core.restore(order)
+            case CopyOut():
+                return CopiedOut(self._parked.copy_out(order.files))
+            case Release():
+                self._parked.release()
+            case TakeBack():
+                self._parked.restore(order.files)
             case _:
                 assert_never(order)
-        return Finished()
+        return training.Finished()
 
     def _begin(self, order: Begin) -> Begun:
         from actors.trainer.backends.fsdp.core import FsdpCore
+        from actors.trainer.backends.fsdp.parked_shards import ParkedShards
 
         if order.meeting.size != self._size:
             raise ValueError(f"rank {self._rank} is one of {self._size}, and its leader speaks of {order.meeting.size}")
         self._meeting = order.meeting
-        spec = msgspec.json.decode(order.spec, type=BackendSpec, dec_hook=_path)
-        self._core = FsdpCore(spec, order.meeting, self._rank)
-        return Begun(host_id())
+        hold_meeting(order.meeting)
+        self._core = FsdpCore(BackendSpec.from_json(order.spec), order.meeting, self._rank)
+        self._parked = ParkedShards(self._core)
+        return Begun()
 
     async def close(self) -> None:
         if self._core is not None:
@@ -108,7 +130,6 @@ class FsdpFollower:
             remove_meeting(self._meeting)
 
 
-def _path(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
+def shared(rank: int, size: int) -> SharedFollower:
+    """A follower for the bundles of several jobs."""
+    return SharedFollower(partial(FsdpFollower, rank, size))

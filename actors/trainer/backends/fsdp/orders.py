@@ -1,15 +1,19 @@
-"""What a leader has its followers do, as bytes: the calls of a backend, each with this rank's part.
+"""A leader's orders to its followers, as bytes: the calls of a backend, each with the follower's part.
 
-    Begin ─▶ Begun        Score ─▶ Scored        Values ─▶ Valued        Accumulate ─▶ Accumulated
-    Step ─▶ Stepped       WriteRows, Save, Restore ─▶ Finished           any of them ─▶ Failed
+    Begin ─▶ Begun        ScoreCall ─▶ TokensScored       ValuesCall ─▶ Valued      AccumulateCall ─▶ Accumulated
+    StepCall ─▶ Stepped   LearnCall ─▶ TargetsLearned      SealShare ─▶ Sealed      CopyOut ─▶ CopiedOut
+    Measure ─▶ Measured
+    WriteRows, WriteShare, SaveCall, Restore, DropSums, UseRecompute, Release, TakeBack ─▶ Finished
+    any of them ─▶ CallFailed
 
 bytes    = number of frames, length of each, the frames (``transport/codec.py``: structure first, arrays after it)
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -17,20 +21,26 @@ import msgspec
 import numpy as np
 
 from actors.protocol.training import (
-    Accumulate,
+    AccumulateCall,
     Accumulated,
-    Failed,
+    CallFailed,
+    DropSums,
     Finished,
+    LearnCall,
+    LossSpec,
     MicroBatch,
-    Save,
-    Score,
-    Scored,
-    Step,
+    SaveCall,
+    ScoreCall,
+    StepCall,
     Stepped,
+    TargetsLearned,
+    TokensScored,
     Valued,
-    Values,
+    ValuesCall,
 )
-from actors.ranks.meeting_place import remove_meeting_place
+from actors.ranks.meeting_place import hold_meeting_place, remove_meeting_place
+from actors.trainer.parking import Block
+from actors.weights.segments import open_ours
 from transport.codec import decode_body, encode_body
 from transport.errors import MalformedBody
 from transport.transport import Frame
@@ -44,27 +54,38 @@ class Meeting(msgspec.Struct, frozen=True):
     """Says where the ranks of one life meet, and how they share the model."""
 
     directory: str
-    """On one machine: a directory of the leader's, private to its user, for the file of the store."""
+    """Directory for the store's file, private to the leader's user, if all ranks are on one machine; else empty."""
     host: str
-    """Else: the address of the leader's machine, and the port at which its store listens."""
+    """Address of the leader's machine; without a ``directory`` its store listens there, at ``port``."""
     port: int
     size: int
     replicas: int
     """Copies of the whole weights, each sharded over ``size / replicas`` ranks."""
+    context: int
+    """Ranks that share each row, numbered one after another; 1: none do."""
     offload: bool
     """Whether weights and moments are kept in the CPU's memory."""
     timeout_s: float
     """Limit of a single exchange between ranks."""
 
 
+def hold_meeting(meeting: Meeting) -> None:
+    """Keep the store's directory for one more bundle of this process."""
+    if meeting.directory:
+        hold_meeting_place(Path(meeting.directory))
+
+
 def remove_meeting(meeting: Meeting) -> None:
-    """Once the life is over. Any rank may: a leader that was killed did not."""
+    """Remove the store's directory at the end of a life, unless another bundle of this process meets there.
+
+    Any rank may: a leader that was killed has not.
+    """
     if meeting.directory:
         remove_meeting_place(Path(meeting.directory))
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first order of a life; Begun."""
+    """The first order of a life, answered by Begun."""
 
     spec: str
     """BackendSpec as JSON."""
@@ -72,35 +93,147 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class WriteRows(msgspec.Struct, frozen=True, tag="write_rows"):
-    """Write this rank's rows of the weights into the file ``path``, where the segment has them; Finished."""
+    """Write the rank's rows of the weights into the file ``path``, at their offsets in the segment."""
 
     path: str
 
 
+class WriteShare(msgspec.Struct, frozen=True, tag="write_share"):
+    """Write the rank's rows into its machine's share of the version whose segment is at ``path``."""
+
+    path: str
+
+
+class SealShare(msgspec.Struct, frozen=True, tag="seal_share"):
+    """Give the share, which all ranks of the machine have written, its final name, if the rank is the first there."""
+
+    path: str
+    chunk_bytes: int
+
+
+class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
+    hashes: tuple[bytes, ...]
+    """Hashes of the share's chunks; none if another rank has sealed it."""
+
+
 class Restore(msgspec.Struct, frozen=True, tag="restore"):
-    """Take over what was saved in ``directory``; Finished."""
+    """Load what was saved in ``directory``."""
 
     directory: str
     kind: str
-    """Kind of backend that has saved it."""
+    """Kind of backend that saved the checkpoint."""
     steps: int
-    """Steps of the backend, and those of its optimizer, which are fewer where steps were skipped."""
+    """Steps of the backend; ``optimizer_steps`` are fewer where steps were skipped."""
     optimizer_steps: int
     critic_steps: int = 0
-    """Steps of the critic's optimizer, which are more where it has warmed up."""
+    """Steps of the critic's optimizer, which are more after a critic's warmup."""
+    optimizer: bool = True
+    """Whether the optimizer's state stays as it was saved; else it begins anew."""
+
+
+class UseRecompute(msgspec.Struct, frozen=True, tag="use_recompute"):
+    """Let activations come to the backward pass in that way from now on."""
+
+    way: str
+
+
+class Measure(msgspec.Struct, frozen=True, tag="measure"):
+    """Compute a micro-batch's gradients, drop them, and tell what memory that took."""
+
+    batch: MicroBatch
+    loss: LossSpec
+
+
+class Measured(msgspec.Struct, frozen=True, tag="measured"):
+    peak_bytes: int
+    free_bytes: int
+    seconds: float
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """Says which file holds a part's stored copy, or will hold it."""
+
+    path: str
+    blocks: tuple[Block, ...]
+    chunk_bytes: int
+    hashes: tuple[bytes, ...] = ()
+    """Digests of the chunks of all blocks; none yet where the copy is still to be made."""
+
+    @property
+    def memory(self) -> memoryview:
+        """Raises OSError if the file is gone, or no file of ours."""
+        with open_ours(Path(self.path), "r+b") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0))
+
+    def hashes_by_block(self) -> Iterator[tuple[Block, tuple[bytes, ...]]]:
+        first = 0
+        for block in self.blocks:
+            last = first + -(-block.length_bytes // self.chunk_bytes)
+            yield block, self.hashes[first:last]
+            first = last
+
+
+class CopyOut(msgspec.Struct, frozen=True, tag="copy_out"):
+    """Copy the rank's rows of each part of the state, by name, into its file."""
+
+    files: dict[str, StoredFile]
+
+
+class CopiedOut(msgspec.Struct, frozen=True, tag="copied_out"):
+    digests: dict[str, tuple[bytes, ...]]
+    """Digests of the rank's chunks of each part."""
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """Give the memory of the rank's state back."""
+
+
+class TakeBack(msgspec.Struct, frozen=True, tag="take_back"):
+    """Take the rank's state back from the files of its parts; those that are not named are zeros."""
+
+    files: dict[str, StoredFile]
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    host: str
-    """This rank's machine (``actors/weights/segments.py::host_id``)."""
+    """The rank has joined and loaded its rows."""
 
 
-Order = Begin | Score | Values | Accumulate | Step | WriteRows | Save | Restore
-Answer = Begun | Scored | Valued | Accumulated | Stepped | Finished | Failed
+FsdpOrder = (
+    Begin
+    | ScoreCall
+    | ValuesCall
+    | AccumulateCall
+    | LearnCall
+    | DropSums
+    | UseRecompute
+    | Measure
+    | StepCall
+    | WriteRows
+    | WriteShare
+    | SealShare
+    | SaveCall
+    | Restore
+    | CopyOut
+    | Release
+    | TakeBack
+)
+FsdpAnswer = (
+    Begun
+    | TokensScored
+    | Valued
+    | Accumulated
+    | TargetsLearned
+    | Measured
+    | Stepped
+    | Sealed
+    | CopiedOut
+    | Finished
+    | CallFailed
+)
 
 
 def nothing() -> MicroBatch:
-    """The part of a rank for which there is none: two tokens, of which nothing is to be learned."""
+    """The part of a rank for which there are no rows: two tokens, from which nothing is learned."""
     zeros = np.zeros((1, 2), np.float32)
     return MicroBatch(
         input_ids=np.zeros((1, 2), np.int32),
@@ -112,25 +245,25 @@ def nothing() -> MicroBatch:
     )
 
 
-def encode(value: Order | Answer) -> bytes:
+def encode(value: FsdpOrder | FsdpAnswer) -> bytes:
     frames = [memoryview(frame).cast("B") for frame in encode_body(value)]
     head = _COUNT.pack(len(frames)) + struct.pack(f"<{len(frames)}Q", *map(len, frames))
     return b"".join([head, *frames])
 
 
-def decode_order(data: bytes) -> Order:
+def decode_order(data: bytes) -> FsdpOrder:
     """Raises MalformedBody when ``data`` is no order."""
-    return decode_body(Order, _frames(data))  # type: ignore[arg-type]  a union is none of type's
+    return decode_body(FsdpOrder, _frames(data))  # type: ignore[arg-type]  a union is no ``type``
 
 
-def decode_answer(data: bytes) -> Answer:
+def decode_answer(data: bytes) -> FsdpAnswer:
     """Raises MalformedBody when ``data`` is no answer."""
-    return decode_body(Answer, _frames(data))  # type: ignore[arg-type]
+    return decode_body(FsdpAnswer, _frames(data))  # type: ignore[arg-type]
 
 
 def is_failure(answer: bytes) -> bool:
     """Whether a rank has failed: the others may be in an exchange with it."""
-    return isinstance(decode_answer(answer), Failed)
+    return isinstance(decode_answer(answer), CallFailed)
 
 
 def _frames(data: bytes) -> Sequence[Frame]:

@@ -2,7 +2,7 @@
 
     reserve ─▶ addresses ─ map ─▶ memory behind them ─ unmap ─▶ addresses ─ map ─▶ other memory behind the same ones
 
-Torch knows nothing of it: it gets a tensor over the addresses. The layout of the structures is the driver's (cuda.h).
+Torch takes no part: it only gets a tensor over the addresses. The layout of the structures is the driver's (cuda.h).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
 class MappingFailed(TrainerError):
-    """The driver cannot do it (``PlainMemory`` is used instead), or the device has no memory left."""
+    """The driver cannot map memory (``PlainMemory`` is used instead), or the device has no memory left."""
 
 
 class _Location(ctypes.Structure):
@@ -51,7 +51,7 @@ class _Access(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Names reserved addresses in the form in which torch takes the memory of others."""
+    """Describes reserved addresses in the form in which torch takes memory of other libraries."""
 
     address: int
     size_bytes: int
@@ -65,11 +65,11 @@ class CudaMapping:
     """Reserves, maps and unmaps; the device's context is current on the calling thread."""
 
     def __init__(self, device: int, driver: Any = None) -> None:
-        """``driver``: the library, for tests.
+        """``driver``: a stand-in for the library, for tests.
 
         Raises:
             OSError: there is no driver.
-            MappingFailed: it cannot do this.
+            MappingFailed: the driver cannot map memory.
         """
         self._driver = driver or ctypes.CDLL("libcuda.so.1")
         location = _Location(_DEVICE, device)
@@ -79,11 +79,11 @@ class CudaMapping:
         self._call("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(self._properties), 0)
         self._granularity = granularity.value
         self._sizes: dict[int, int] = {}
-        """Reserved addresses, each with its size in bytes."""
+        """Sizes in bytes of the reserved ranges, by address."""
         self._mapped: set[int] = set()
 
     def taken_bytes(self, size_bytes: int) -> int:
-        """What ``size_bytes`` take: the device has memory in pieces of some size only."""
+        """``size_bytes`` rounded up to the granularity of the device's memory."""
         return -(-size_bytes // self._granularity) * self._granularity
 
     def reserve(self, size_bytes: int) -> Reserved:
@@ -102,14 +102,14 @@ class CudaMapping:
         return Reserved(address.value, size_bytes)
 
     def map(self, address: int) -> None:
-        """Have memory behind reserved addresses; either all of it, or none."""
+        """Put memory behind reserved addresses, either all of it or none."""
         size = ctypes.c_size_t(self._sizes[address])
         handle, at = ctypes.c_uint64(), ctypes.c_uint64(address)
         self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
         try:
             self._call("cuMemMap", at, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
         finally:
-            self._call("cuMemRelease", handle)  # it stays for as long as it is mapped
+            self._call("cuMemRelease", handle)  # the memory stays as long as it is mapped
         try:
             self._call("cuMemSetAccess", at, size, ctypes.byref(self._access), ctypes.c_size_t(1))
         except MappingFailed:
@@ -118,13 +118,13 @@ class CudaMapping:
         self._mapped.add(address)
 
     def unmap(self, address: int) -> None:
-        """Give the memory back, if there is any; nothing on the device uses it any more."""
+        """Give the memory back, if there is any; nothing on the device may use it any more."""
         if address in self._mapped:
             self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(self._sizes[address]))
             self._mapped.remove(address)
 
     def close(self) -> None:
-        """Give back all memory and all addresses: tensors over them are never looked at again."""
+        """Give back all memory and all addresses: tensors over them must not be used again."""
         for address, size in self._sizes.items():
             self.unmap(address)
             self._call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(size))

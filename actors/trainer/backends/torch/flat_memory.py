@@ -1,11 +1,11 @@
-"""The memory of flat buffers: had once, given back while a bundle is parked, and had again.
+"""The memory of flat buffers: allocated, given back while a bundle is parked, and allocated again.
 
     PlainMemory     CPU    pages go back to the system; addresses stay, and read as zeros
                     CUDA   storages are emptied and filled again; addresses may change, views follow them
-    MappedMemory    CUDA   addresses are reserved for good; what lies behind them is unmapped and mapped again
+    MappedMemory    CUDA   addresses are reserved for good; the memory behind them is unmapped and mapped again
 
-The last one is for backends that will be parked (``BackendSpec.parkable``): a captured graph, or whoever else has a
-tensor's address, may go on using it. Where the driver cannot do that, it is the plain one.
+``MappedMemory`` is for backends that will be parked (``BackendSpec.parkable``): a captured graph, or any other holder
+of a tensor's address, may go on using it. ``PlainMemory`` takes its place where the driver cannot map memory.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ class FlatMemory(Protocol):
 
     @property
     def keeps_addresses_by_itself(self) -> bool:
-        """Whether that holds only for tensors that were made here."""
+        """Whether only tensors that were made here keep their addresses."""
         ...
 
     def zeros(self, count: int, dtype: torch.dtype) -> Tensor: ...
 
     def release(self, tensors: Iterable[Tensor]) -> None:
-        """Give back what lies behind whole tensors, each with a storage of its own; their contents are gone."""
+        """Give back the memory of whole tensors, each with a storage of its own; their contents are lost."""
         ...
 
     def back(self, tensors: Iterable[Tensor]) -> None:
-        """Have memory behind them again, with contents that mean nothing; on a CPU as ``release`` left them.
+        """Give released tensors memory again, with arbitrary contents; on a CPU as ``release`` left them.
 
-        If there is not enough, an error of torch or ``MappingFailed``; ``release`` then gives back what there was.
+        Raises an error of torch or ``MappingFailed`` if there is too little; ``release`` then frees what was allocated.
         """
         ...
 
     def taken_bytes(self, size: int) -> int:
-        """How much memory a tensor of ``size`` bytes takes."""
+        """Bytes of memory that a tensor of ``size`` bytes takes."""
         ...
 
     def released_bytes(self, sizes: Iterable[int]) -> int:
-        """How much of tensors of ``sizes`` bytes stays after ``release``, at most."""
+        """Bytes that tensors of ``sizes`` bytes still take after ``release``, at most."""
         ...
 
     def close(self) -> None:
-        """Give all of it back for good."""
+        """Give all memory back for good."""
         ...
 
 
@@ -92,7 +92,7 @@ class PlainMemory:
         return size
 
     def close(self) -> None:
-        """Tensors give it back themselves."""
+        """Do nothing: torch frees the memory with the tensors."""
 
     def released_bytes(self, sizes: Iterable[int]) -> int:
         if self._device.type != "cpu":
@@ -130,7 +130,7 @@ class MappedMemory:
         try:
             self._mapping.map(address)
         except MappingFailed:
-            torch.cuda.empty_cache()  # what activations have used is free, but torch keeps it
+            torch.cuda.empty_cache()  # torch keeps memory that activations have used, though it is free
             self._mapping.map(address)
 
     def taken_bytes(self, size: int) -> int:
@@ -145,9 +145,9 @@ class MappedMemory:
 
 
 def flat_memory(device: torch.device, *, parkable: bool) -> FlatMemory:
-    """The memory for a backend's buffers."""
+    """The memory for a backend's buffers, mapped if that is wanted and works."""
     if parkable and device.type == "cuda":
-        torch.zeros(1, device=device)  # the device's context, on this thread
+        torch.zeros(1, device=device)  # makes the device's context, on this thread
         try:
             memory = MappedMemory(CudaMapping(torch.cuda.current_device()), device)
             probe = memory.zeros(1, torch.float32)

@@ -1,8 +1,8 @@
-"""From an adapter to a whole model: every W of its layers becomes W + scale · B A, and the rest is the base's.
+"""Merges an adapter into a whole model: every W of its layers becomes W + scale · B A, the rest is the base's.
 
-    CHECKPOINT (adapter_config.json) ─ names, and by a hash knows ─▶ base ─▶ OUT.partial ── renamed, once whole ──▶ OUT
+    CHECKPOINT (adapter_config.json) ─ names, with its hash ─▶ base ─▶ OUT.partial ── renamed, once whole ──▶ OUT
 
-The sum is computed in float32, and rounded once to the base's own format.
+The sum is computed in float32, and rounded once to the base's own dtype.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from actors.host.adapter import CONFIG_FILE, TENSOR_FILE, A, base_identity, layer_of, tensor_names
-from actors.host.model_errors import brief, passes
+from actors.models.adapted_layers import chosen, expert_weights, linear_layers, placed
+from actors.models.adapter import CONFIG_FILE, TENSOR_FILE, A, base_identity, layer_of, tensor_names
+from actors.models.model_errors import brief, passes
+from actors.models.whole_model import load_whole
 from actors.trainer import checkpoint as checkpoints
-from actors.trainer.backends.tokenizer_files import copy_tokenizer
-from actors.trainer.backends.torch.generation_defaults import as_it_was
+from actors.trainer.backends.torch.exported_files import as_it_was, copy_tokenizer
 from actors.trainer.errors import CannotMerge
 
 _PLAIN: Final = {
@@ -30,20 +31,20 @@ _PLAIN: Final = {
     "modules_to_save": None,
     "fan_in_fan_out": False,
 }
-"""What an adapter of ours does not use, and would be merged wrongly."""
+"""Settings that our adapters have; an adapter with other ones would be merged wrongly."""
 
 
 def merge(directory: Path, out: Path, base: Path | None) -> dict[str, Any]:
-    """Write the model that the adapter in ``directory`` makes of its base to ``out``; says what it is made of.
+    """Write the base with the adapter in ``directory`` merged into it to ``out``; returns a summary.
 
-    ``base``: where that model lies now, unless it is where it was.
+    ``base``: where the base lies now, if it was moved.
 
     Raises:
-        CannotMerge: the adapter or its base is not there, altered, or of a kind that is not merged.
+        CannotMerge: the adapter or its base is missing, altered, or of a kind that cannot be merged.
     """
     config = _config(directory)
     if (directory / checkpoints.STATE_FILE).is_file():
-        checkpoints.read(directory)  # each file has its hash
+        checkpoints.read(directory)  # verifies the hash of each file
     tensors, identity = _tensors(directory / TENSOR_FILE)
     path = base or Path(str(config.get("base_model_name_or_path", "")))
     if not (path / "config.json").is_file():
@@ -54,7 +55,7 @@ def merge(directory: Path, out: Path, base: Path | None) -> dict[str, Any]:
             "directory that holds the former with --base"
         )
     model = _load(path)
-    layers = _add(model, tensors, config["lora_alpha"] / config["r"], directory)
+    layers = _add(model, tensors, config, directory)
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     with as_it_was(model):
@@ -87,7 +88,7 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors by name, and the identity of the model that they belong to; empty where the file says none."""
+    """The tensors by name, and the identity of their base model, empty if the file names none."""
     try:
         with safe_open(path, framework="pt") as file:
             identity = (file.metadata() or {}).get("base", "")
@@ -100,24 +101,26 @@ def _load(path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+        return load_whole(AutoModelForCausalLM, path, dtype="auto")
     except Exception as error:
         if passes(error):
             raise
-        raise CannotMerge(f"{path}: holds no causal LM that transformers can load: {brief(error)}") from error
+        raise CannotMerge(f"{path}: cannot be loaded as a causal language model: {brief(error)}") from error
 
 
 @torch.no_grad()
-def _add(model: nn.Module, tensors: dict[str, Tensor], scale: float, directory: Path) -> int:
-    """Add the adapter to the weights; returns how many layers have one."""
-    modules = dict(model.named_modules())
+def _add(model: nn.Module, tensors: dict[str, Tensor], config: dict[str, Any], directory: Path) -> int:
+    """Add the adapter to the weights; returns how many of them have one."""
+    experts = chosen(expert_weights(model), tuple(config.get("target_parameters") or ()))
+    known = linear_layers(model) | placed(experts)
     layers = [layer_of(name) for name in tensors if name.endswith(f".{A}.weight")]
     for layer in layers:
         a, b = (tensors.get(name) for name in tensor_names(layer))
-        module = modules.get(layer)
-        if not isinstance(module, nn.Linear) or a is None or b is None or module.weight.shape != (len(b), a.shape[1]):
+        adapted = known.get(layer)
+        if adapted is None or a is None or b is None or (a.shape, b.shape) != adapted.shapes(config["r"]):
             raise CannotMerge(f"{directory / TENSOR_FILE}: {layer!r} is no linear layer of that shape in its base")
-        module.weight.copy_(torch.addmm(module.weight.float(), b.float(), a.float(), alpha=scale))
+        scale = config["lora_alpha"] / config["r"]
+        adapted.weight.copy_(adapted.adapted(adapted.weight.float(), a.float(), b.float(), scale))
     if 2 * len(layers) != len(tensors) or not layers:
         raise CannotMerge(f"{directory / TENSOR_FILE}: holds other tensors than the two of each layer")
     return len(layers)

@@ -1,6 +1,6 @@
-"""The adapter of a backend: which model it belongs to, the model switched back to that, and the files of an adapter.
+"""The adapter of a backend: the model it belongs to, the switch that turns it off, and its files.
 
-The torch backend has replicas of the model, the sharded one a part of it on each rank; the adapter is the same.
+The torch backend, with replicas of the model, and the sharded one, with a part on each rank, use the same code.
 """
 
 from __future__ import annotations
@@ -10,18 +10,26 @@ from functools import partial
 from pathlib import Path
 
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from actors.host.adapter import CONFIG_FILE, NAME_PREFIX, TENSOR_FILE, AdapterSpec, base_identity, layer_of, peft_config
+from actors.models.adapted_layers import peft_targets
+from actors.models.adapter import (
+    CONFIG_FILE,
+    NAME_PREFIX,
+    TENSOR_FILE,
+    AdapterSpec,
+    base_identity,
+    peft_config,
+)
 from actors.trainer.backend import BackendSpec
-from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.adapter import Switch, load_adapted
+from actors.trainer.backends.torch.exported_files import copy_tokenizer
 from actors.trainer.backends.torch.replicas import Replicas
 from actors.trainer.errors import CheckpointCorrupt
 
 
 class TrainedAdapter:
-    """Knows an adapter and its model. ``base``: identity of the model. ``switch``: that of all who compute with it."""
+    """Knows an adapter and its model. ``base``: identity of the model. ``switch``: the one of all its replicas."""
 
     def __init__(self, path: Path, spec: AdapterSpec) -> None:
         self._path = path
@@ -31,7 +39,7 @@ class TrainedAdapter:
 
     @property
     def kind(self) -> str:
-        """What the names and shapes of its tensors do not say."""
+        """Base model and scale of the adapter, which the names and shapes of its tensors do not say."""
         return f"adapter of {self.base}, scale {self.spec.scale:g}"
 
     def replicas(self, spec: BackendSpec) -> Replicas:
@@ -40,23 +48,25 @@ class TrainedAdapter:
         return Replicas(spec, load, prefix=NAME_PREFIX, kind=self.kind)
 
     def described(self) -> dict[str, str]:
-        """What a checkpoint says of it, for ``check``."""
+        """What a checkpoint says of the adapter, for ``check_described``."""
         return {"adapter": self.spec.in_words, "base": self.base, "base_path": str(self._path.resolve())}
 
-    def export(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write ``tensors``, its weights by the names that they are published by, as PEFT does; the tokenizer too."""
-        layers = sorted({layer_of(name) for name in tensors})
+    def export(self, directory: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Write ``tensors``, the weights of ``model`` by their published names, as PEFT does; the tokenizer too."""
+        modules, parameters = peft_targets(model, self.spec)
         own = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
-        save_file(own, directory / TENSOR_FILE, metadata={"base": self.base})  # of two keys the order would be any
-        (directory / CONFIG_FILE).write_text(peft_config(self.spec, base=self._path, layers=layers))
+        save_file(own, directory / TENSOR_FILE, metadata={"base": self.base})  # the order of two keys would vary
+        (directory / CONFIG_FILE).write_text(
+            peft_config(self.spec, base=self._path, modules=modules, parameters=parameters)
+        )
         copy_tokenizer(self._path, directory)
 
 
 def check_described(state: dict[str, object], adapter: TrainedAdapter | None, directory: Path) -> None:
-    """Refuse the checkpoint in ``directory``, which says ``state``, unless it is of this adapter or of whole models.
+    """Check that ``state``, from the checkpoint in ``directory``, is of this adapter, or of a whole model without one.
 
     Raises:
-        CheckpointCorrupt: it is of another adapter, of another model's, or of a whole model where this is an adapter.
+        CheckpointCorrupt: it is of another adapter, of another base model, or of a whole model instead of an adapter.
     """
     own = {} if adapter is None else adapter.described()
     theirs, ours = state.get("adapter"), own.get("adapter")

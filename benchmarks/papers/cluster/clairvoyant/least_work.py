@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster.costs import DecodePace
 
 
@@ -29,7 +29,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """It says how samples share a decode step of one kind of engine: ``step_s`` at least, and their own time."""
+    """Says how samples share a decode step of one kind of engine: ``step_s`` at least, and their own time."""
 
     instance: Instance
     prompt_tokens: int
@@ -83,7 +83,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """They say what a sample takes at least, by its length from 0 on; of one job: its samples share decode steps."""
+    """Holds what a sample takes at least, by its length from 0 on, for one job: its samples share decode steps."""
 
     work_s: np.ndarray
     """Seconds of engines or devices, as ``Supply`` counts, with the prefill, float64[longest + 1]."""
@@ -95,7 +95,7 @@ class TokenCosts:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """It describes a step's samples, as far as engines run empty without them."""
+    """Describes a step's samples, as far as engines run empty without them."""
 
     sharing: Sharing
     group: int

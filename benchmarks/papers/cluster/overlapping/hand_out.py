@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from actors.policies import balance, migrate, relieve
-from actors.policies.generation_time import Instance
+from actors.policies.assigning import balance, migrate, relieve
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster.moving_engine import ADMIT, MovingEngine, Sample
 from benchmarks.papers.cluster.overlapping.pool import Engine
 from benchmarks.papers.cluster.overlapping.settings import NEVER_S, Rules

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from actors.policies import worth_having
+from actors.policies.seeding import worth_having
 from benchmarks.papers.cluster.moving_engine import MovingEngine, Sample
 from benchmarks.papers.cluster.overlapping.settings import NEVER_S, Machines
 from supervisors.providers.traces import TraceEvent

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from actors.policies.generation_time import Instance
+from actors.policies.assigning.generation_time import Instance
 from benchmarks.papers.cluster.moving_engine import Sample
 
 NEVER_S = math.inf
@@ -20,7 +20,7 @@ Order = Literal["longest", "both_ends", "arrival"]
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """These are the machines that there are, and what each thing takes them."""
+    """Holds the machines that there are, and what each thing takes them."""
 
     instance: Instance
     """What each engine can do."""
@@ -57,7 +57,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class WindowRules:
-    """They are RLBoost's rules for how long the machines that train generate at the beginning of a step."""
+    """Holds RLBoost's rules for how long the machines that train generate at the beginning of a step."""
 
     first_s: float
     """Window of the first step."""
@@ -73,7 +73,7 @@ class WindowRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """These rules say what the policy is allowed and how it is set."""
+    """Says what the policy is allowed and how it is set."""
 
     staleness: int
     order: Order = "longest"

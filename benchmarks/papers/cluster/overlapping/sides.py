@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from actors.policies import hand_over
+from actors.policies.seeding import hand_over
 from benchmarks.papers.cluster.moving_engine import Sample
 from benchmarks.papers.cluster.overlapping.pool import Engine, Pool
 from benchmarks.papers.cluster.overlapping.settings import Machines, Rules
@@ -29,7 +29,7 @@ LEARNED_STEPS = 3
 
 
 class Sides:
-    """It decides which of its two occupations a machine that trains follows."""
+    """Decides which of its two occupations a machine that trains follows."""
 
     def __init__(self, machines: Machines, rules: Rules, steps: Steps, pool: Pool, trainer: Trainer) -> None:
         self._m, self._rules, self._steps, self._pool, self._trainer = machines, rules, steps, pool, trainer

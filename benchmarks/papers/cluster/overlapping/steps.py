@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from actors.policies import hand_over
+from actors.policies.seeding import hand_over
 from benchmarks.papers.cluster.moving_engine import Sample
 from benchmarks.papers.cluster.overlapping.settings import Machines, Order, Rules
 
@@ -52,7 +52,7 @@ class Step:
 
 
 class Steps:
-    """It holds the open steps. ``draw(step)`` gives samples; ``expect(step, samples)`` a ranker's lengths."""
+    """Holds the open steps. ``draw(step)`` gives samples; ``expect(step, samples)`` a ranker's lengths."""
 
     def __init__(
         self,

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from actors.policies import offload
+from actors.policies.seeding import offload
 from benchmarks.papers.cluster.overlapping.pool import Engine, Pool
 from benchmarks.papers.cluster.overlapping.settings import Figures, Machines, WindowRules
 from benchmarks.papers.cluster.overlapping.steps import Step, Steps
 
 
 class Window:
-    """It decides in place of ``Sides`` who generates; strictly on-policy."""
+    """Decides in place of ``Sides`` who generates; strictly on-policy."""
 
     def __init__(self, machines: Machines, rules: WindowRules, steps: Steps, pool: Pool, figures: Figures) -> None:
         self._m, self._rules, self._steps, self._pool, self._figures = machines, rules, steps, pool, figures

@@ -4,6 +4,7 @@ import { el, svg, number, showTip, hideTip, whenWidened } from "./elements.js";
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 const MARGIN = { left: 44, right: 10, top: 8, bottom: 20 };
+const BY_STEP = new Set(); // charts by step: a reader who points at a step of one sees it in all
 const SMOOTH = 20; // as many parts of the run have a mean of their own
 
 /** A running mean over a twentieth of the steps, over those that have a value. */
@@ -56,11 +57,14 @@ function path(points, x, y) {
 
 /**
  * A chart in `container`. `series`: [{column, label, tone, format, right, plain, thin}]; `band` is the column of
- * a spread around the first. `zero` begins the axis at 0, `unit` stands behind the newest value, `wait` says what is awaited.
+ * a spread around the first. `zero` begins the axis at 0, `unit` stands behind the newest value, `wait` says what is awaited;
+ * `optional`: without values there is no chart. `x` names what the steps are, `dots` marks each of them.
  */
 export class Chart {
   constructor(container, options) {
-    this.options = { height: 150, format: number, ...options };
+    this.options = { height: 150, format: number, series: [], x: "step", ...options };
+    this.container = container;
+    if (this.options.x === "step") BY_STEP.add(this);
     this.columns = {};
     this.value = el("span", { class: "value" });
     this.body = el("div", { class: "plot" });
@@ -79,6 +83,8 @@ export class Chart {
     const { series, wait, format, unit } = this.options;
     const steps = this.columns.step ?? [];
     const shown = series.filter((line) => (this.columns[line.column] ?? []).some(known));
+    this.rule = () => {};
+    this.container.hidden = Boolean(this.options.optional) && !shown.length;
     if (!shown.length) {
       this.value.textContent = "";
       this.keys.replaceChildren();
@@ -115,7 +121,7 @@ export class Chart {
       return height - MARGIN.bottom - ((value - low) / (high - low)) * (height - MARGIN.top - MARGIN.bottom);
     };
     const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": `${title}, steps ${first} to ${steps.at(-1)}` });
+      "aria-label": `${title}, ${this.options.x}s ${first} to ${steps.at(-1)}` });
     const rows = ticks(axes[false].low, axes[false].high, 3);
     const digits = Math.max(2, Math.ceil(-Math.log10(rows[1] - rows[0]) + 0.1) || 0);
     for (const tick of rows) {
@@ -160,26 +166,29 @@ export class Chart {
     const smoothed = line.plain ? values : smooth(values);
     if (smoothed !== values && !line.thin) picture.append(svg("path", { class: `line raw ${line.tone}`, d: path(pairs(values), x, y) }));
     picture.append(svg("path", { class: `line ${line.thin ? "thin " : ""}${line.tone}`, d: path(pairs(smoothed), x, y) }));
-    const only = steps.length === 1 && known(values[0]);
-    if (only) picture.append(svg("circle", { class: `dot ${line.tone}`, cx: x(steps[0]), cy: y(values[0]), r: 3 }));
+    const marked = steps.length === 1 || (this.options.dots && steps.length < width / 12);
+    if (marked) steps.forEach((step, i) => known(values[i]) && picture.append(svg("circle", { class: `dot ${line.tone}`, cx: x(step), cy: y(values[i]), r: 3 })));
   }
 
   listen(picture, steps, shown, x, y, width, height) {
     const ruler = svg("line", { class: "ruler", y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden" });
     picture.append(ruler);
+    this.rule = (step) => {
+      ruler.setAttribute("visibility", step === null ? "hidden" : "visible");
+      if (step !== null) { ruler.setAttribute("x1", x(step)); ruler.setAttribute("x2", x(step)); }
+    };
+    const rule = (step) => { for (const chart of this.options.x === "step" ? BY_STEP : [this]) chart.rule(step); };
     picture.addEventListener("pointermove", (event) => {
       const at = event.clientX - picture.getBoundingClientRect().left;
       let near = 0;
       steps.forEach((step, i) => { if (Math.abs(x(step) - at) < Math.abs(x(steps[near]) - at)) near = i; });
-      ruler.setAttribute("x1", x(steps[near]));
-      ruler.setAttribute("x2", x(steps[near]));
-      ruler.setAttribute("visibility", "visible");
+      rule(steps[near]);
       const lines = shown.map((line) =>
         `${line.label ?? this.options.title} ${(line.format ?? this.options.format)(this.columns[line.column][near])}`);
       const spread = this.options.band && this.columns[this.options.band]?.[near];
-      showTip(event, [`step ${steps[near]}`, ...lines, ...(known(spread) ? [`spread ± ${number(spread)}`] : [])]);
+      showTip(event, [`${this.options.x} ${steps[near]}`, ...lines, ...(known(spread) ? [`spread ± ${number(spread)}`] : [])]);
     });
-    picture.addEventListener("pointerleave", () => { ruler.setAttribute("visibility", "hidden"); hideTip(); });
+    picture.addEventListener("pointerleave", () => { rule(null); hideTip(); });
   }
 }
 

@@ -6,13 +6,13 @@ import { ticks } from "./charts.js";
 const ROW = 26, TOP = 20, BOTTOM = 20, STEPS = [3, 6, 12, 24];
 const BESIDE = new Set(["pull"]);
 const BUBBLES = new Set(["idle", "wait"]);
-const SHOWN = ["generate", "train", "publish", "pull", "score", "checkpoint", "asleep"];
+const SHOWN = ["generate", "train", "publish", "pull", "score", "episode", "answer", "checkpoint", "asleep"];
 
 /** What a bar is, in words. */
 export function called(bar, lane) {
   const [name, , , , , missing] = bar;
   if (name === "wait") return missing ? `waits for ${missing} prompts` : "waits for samples";
-  if (name === "idle") return lane === "trainer" ? "idle" : "idle: nothing to generate";
+  if (name === "idle") return lane.startsWith("rollout") ? "idle: nothing to generate" : "idle: nobody asks";
   return name;
 }
 
@@ -55,7 +55,8 @@ export class Lanes {
     }
     const width = room.clientWidth;
     if (width < 120) return;
-    const label = width < 600 ? 92 : 132, begin = this.begin(), end = Math.max(this.data.end_s, begin + 0.001);
+    const longest = Math.max(...this.data.lanes.map((lane) => lane.name.length));
+    const label = Math.min(0.4 * width, Math.max(width < 600 ? 92 : 132, 44 + 7 * longest)), begin = this.begin(), end = Math.max(this.data.end_s, begin + 0.001);
     const x = (second) => label + ((second - begin) / (end - begin)) * (width - label - 8);
     const height = TOP + this.data.lanes.length * ROW + BOTTOM;
     const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Lanes" });

@@ -3,7 +3,7 @@
 import { byId, el, say, number, share, duration, clock, empty } from "./elements.js";
 
 const at = (settings, ...keys) => keys.map((key) => settings[key]).find((value) => value !== undefined && value !== null);
-const FEED = { live: "live", over: "over", lost: "not connected", files: "files only", gone: "feed lost" };
+const FEED = { live: "live", over: "over", lost: "from files", files: "files only", gone: "console does not answer" };
 
 /** What the job is about, in a line. */
 function about(head) {
@@ -26,7 +26,7 @@ export function showHead(head, columns) {
   say("about", about(head));
   const done = head.steps ? Math.min(1, head.step / head.steps) : 0;
   byId("done").style.width = `${100 * done}%`;
-  say("steps", `step ${head.step}${head.steps ? ` of ${head.steps}` : ""}`);
+  say("steps", head.steps ? `${head.step} of ${head.steps} steps` : `${head.step} steps`);
   const running = head.state === "running" && head.feed !== "over";
   say("eta", running && head.eta_s !== null ? `about ${duration(head.eta_s)} left` : head.state === "finished" ? "all steps done" : "");
   const last = (name) => columns[name]?.at(-1) ?? null;
@@ -37,7 +37,7 @@ export function showHead(head, columns) {
     ["tokens / s", number(last("tokens_per_s"), 0)],
     ["seconds a step", number(last("seconds"), 2)],
     ["policy version", number(head.policy_version ?? null)],
-    ["staleness", `${number(head.staleness_max ?? null)}${"sync.max_staleness" in head.settings ? ` of ${head.settings["sync.max_staleness"]}` : ""}`],
+    ["staleness", `${number(head.staleness_max ?? null)}${head.staleness_bound === null ? "" : ` of ${head.staleness_bound}`}`],
     ["idle: rollout, trainer", `${share(last("rollout_idle_fraction"))}, ${share(last("trainer_idle_fraction"))}`],
     ["restarts", number(head.restarts ?? null)],
     ["dropped, last step", number(head.samples_dropped ?? null)],
@@ -50,7 +50,7 @@ export function showHead(head, columns) {
 
 export function showFeed(feed) {
   say("feed", FEED[feed] ?? feed);
-  byId("feed").className = `pill ${feed === "live" ? "good pulse" : feed === "over" ? "plain" : "warn"}`;
+  byId("feed").className = `pill ${feed === "live" ? "good pulse" : feed === "gone" ? "warn" : "plain"}`;
 }
 
 function showBanner(head) {
@@ -58,7 +58,7 @@ function showBanner(head) {
   const said = [
     head.state === "failed" ? ["bad", `The run has failed: ${head.reason || "its log says why"}`] : null,
     head.prompts_lost > 0 || head.samples_trained_twice > 0 ? ["bad", `This must never be: ${lost}. headrace doctor --run looks into it.`] : null,
-    head.feed === "lost" && head.state === "running" ? ["warn", `The run does not answer (${head.feed_why}). What is shown comes from its files; it is asked again and again.`] : null,
+    head.feed === "lost" && head.state === "running" ? ["note", `The run's control socket does not answer (${head.feed_why}). What is shown comes from its files, which are read every second.`] : null,
     head.waiting_for ? ["note", `Waiting for ${head.waiting_for}`] : null,
   ].find(Boolean);
   byId("banner").hidden = !said;
@@ -85,11 +85,13 @@ export function showWorkers(rows, over) {
     byId("workers").replaceChildren(empty("Waits for the first rollout worker to register: its engine is loading the model."));
     return;
   }
-  const head = ["worker", "state", "node", "version", "running", "queued", "tokens/s", "restarts"];
-  const cells = (row) => [row.name, row.state || "–", row.node || "–", number(row.version), number(over ? null : row.running),
-    number(over ? null : row.queued), number(over ? null : row.tokens_per_s, 0), number(row.restarts)];
+  const head = ["worker", "state", "node", "version", "samples", "tokens/s", "restarts"];
+  const samples = (row) => (over || row.running === undefined ? "–" : `${number(row.running)} + ${number(row.queued)}`);
+  const cells = (row) => [row.name, row.state || "–", row.node || "–", number(row.version), samples(row),
+    number(over ? null : row.tokens_per_s, 0), number(row.restarts)];
+  const hint = { samples: "running + queued" };
   const tone = (row) => (row.state === "running" ? "good" : row.state === "lost" ? "bad" : row.state === "ended" || row.state === "stopped" ? "plain" : "warn");
-  byId("workers").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...head.map((name) => el("th", {}, name)))),
+  byId("workers").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...head.map((name) => el("th", { title: hint[name] }, name)))),
     el("tbody", {}, ...rows.map((row) => el("tr", { title: row.why || null }, ...cells(row).map((cell, i) =>
       el("td", {}, i === 1 ? el("span", { class: `pill small ${tone(row)}` }, cell) : cell)))))));
 }
@@ -135,13 +137,15 @@ export function showEvents(data) {
 
 // ------------------------------------------------------------ samples
 
-const FINISH = { ended: "ended", cut: "cut at max_tokens" };
+const FINISH = { cut: "cut at max_tokens", max_tokens: "cut at max_tokens", turn_tokens: "cut at turn_tokens",
+  episode_tokens: "cut at episode_tokens", request: "cut at its request's limit", context: "ended at the context length",
+  mid_turn: "ended by its agent in mid turn", turns_max: "ended at turns_max", episode_s: "ended at episode_s" };
 
 function card(sample) {
   const text = (name, label, said) => (said ? el("div", { class: `text ${name}` }, el("h3", {}, label), el("pre", {}, said)) : null);
   return el("article", { class: "sample" },
     el("div", { class: "samplehead" }, el("span", { class: `pill small ${sample.chosen === "dropped" ? "bad" : "plain"} ${sample.chosen}` }, sample.chosen),
-      el("strong", {}, `reward ${number(sample.reward)}`), el("span", { class: sample.finish === "cut" ? "warned" : "dim" }, FINISH[sample.finish] ?? sample.finish),
+      el("strong", {}, `reward ${number(sample.reward)}`), el("span", { class: FINISH[sample.finish] ? "warned" : "dim" }, FINISH[sample.finish] ?? sample.finish),
       el("span", { class: "dim" }, `${number(sample.tokens)} tokens`), el("span", { class: "dim" }, `prompt ${sample.prompt}, sibling ${sample.sibling}`)),
     text("prompt_text", "prompt", sample.prompt_text),
     ...sample.turns.map((turn) => text(turn.role === "model" ? "response" : "environment", turn.title, turn.text)),

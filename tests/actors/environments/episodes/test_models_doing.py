@@ -52,7 +52,7 @@ async def test_a_context_that_is_full_ends_an_episode_by_its_tokens_and_what_the
     async with staged(tmp_path, say, f"{GAMES}:Countdown") as (stage, _):
         stage.begin(named())
         (ended,) = await stage.ends(1)
-        assert (ended.reward, ended.cause) == (1.0, "tokens")
+        assert (ended.reward, ended.cause) == (1.0, "context")
 
 
 async def test_a_first_question_that_is_too_long_is_the_datas_doing(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_an_agent_whose_context_is_full_has_spent_its_tokens(tmp_path: Pat
     async with staged(tmp_path, say, "played_agents:agent", "wrapping", kind="agent") as (stage, _):
         stage.begin(named())
         (ended,) = await stage.ends(1)
-        assert (ended.reward, ended.cause, ended.failure) == (0.0, "tokens", None)
+        assert (ended.reward, ended.cause, ended.failure) == (0.0, "context", None)
 
 
 async def test_the_slot_of_an_abandoned_episode_is_free_at_once(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from actors.environments.episodes.errors import ToolServerDied
-from actors.environments.episodes.python_loop import PythonDriver
-from actors.environments.episodes.tool_environment import ToolEnvironment
+from actors.environments.episodes.python_loop import PythonDriver, ToolEnvironment
 from actors.environments.episodes.tools import Toolbox, Tools
 from configs.limits import DEFAULT_LIMITS
 from configs.task_schema import DataConfig
@@ -81,6 +80,7 @@ def test_a_function_is_a_tool_by_its_hints_and_its_docstring() -> None:
     [
         ("subtract", {}, "Error: there is no tool 'subtract'. There are: add, slow, loud, broken."),
         ("add", "{a: 1", "Error: the arguments of add are no JSON"),
+        ("", '{"arguments": {}}', "Error: the call cannot be read"),
         ("add", "[1]", "must be a JSON object"),
         ("add", {"a": "one"}, "do not fit: a: Input should be a valid integer"),
         ("add", {"a": 1, "c": 1}, "do not fit: c: Unexpected keyword argument"),

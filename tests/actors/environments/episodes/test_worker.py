@@ -23,7 +23,6 @@ from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.environments.episodes.worker import EnvironmentWorker
 from actors.environments.prompts.sources import open_source
-from actors.ledger.errors import NotAccepted
 from actors.protocol.episodes import (
     AbandonEpisodes,
     BeginEpisodes,
@@ -33,7 +32,7 @@ from actors.protocol.episodes import (
     EpisodeWork,
     RegisterEnvironment,
 )
-from actors.protocol.failures import Acknowledged, FailureKind
+from actors.protocol.failures import Acknowledged, FailureKind, NotAccepted
 from actors.protocol.job_news import Trouble
 from actors.protocol.session_keys import SessionKeys, admin_key
 from actors.roles import RoleArgs

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.host.adapter import AdapterSpec
+from actors.models.adapter import AdapterSpec
 from actors.rollout.engine import EngineSpec
 from actors.rollout.errors import EngineError, ModelUnreadable
+from benchmarks.gpu._model_family import make_model
+from benchmarks.gpu.model_families import FAMILIES
 from tests.actors.trainer.backends.test_adapter import ADAPTER, published, scores_of, started, train
 from tests.contracts.test_rollout_engine_contract import ask, run
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -26,6 +28,7 @@ if importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE
 
 from actors.rollout.engines.vllm.adapters import lora_arguments
 from actors.rollout.engines.vllm.engine import VllmEngine
+from actors.rollout.engines.vllm.expected import expected_of
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +67,19 @@ async def test_what_the_adapter_needs_is_not_set_in_engine_options(model_path: P
     engine = VllmEngine()
     with pytest.raises(EngineError, match=r"engine_options\.max_lora_rank is set by Headrace"):
         await engine.start(EngineSpec(model_path=model_path, adapter=ADAPTER, options={"max_lora_rank": 8}))
+
+
+@pytest.mark.parametrize(
+    ("targets", "device", "said"),
+    [
+        (("q_proj", "experts.down_proj"), "cuda", "adapters of linear layers only"),
+        (("q_proj",), "cpu", "build for CPUs cannot compute the experts of .* once it has adapters"),
+    ],
+)
+def test_a_mixture_of_experts_that_it_would_not_compute_is_refused(
+    targets: tuple[str, ...], device: str, said: str, tmp_path: Path
+) -> None:
+    make_model("qwen3_moe", FAMILIES["qwen3_moe"], tmp_path)
+    adapter = AdapterSpec(rank=2, alpha=2.0, targets=targets)
+    with pytest.raises(ModelUnreadable, match=said):
+        expected_of(EngineSpec(model_path=tmp_path, adapter=adapter, device=device))

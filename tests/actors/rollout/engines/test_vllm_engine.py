@@ -187,6 +187,13 @@ def assert_logprobs(response: Response, model: Any, *, temperature: float = 1.0,
 # ---------------------------------------------------------------- what is generated
 
 
+def test_it_knows_how_many_tokens_its_cache_holds(served: Harness) -> None:
+    """Room for all sequences at full length and one more: the account that ``max_running: auto`` is made of."""
+    core = served.engine._live_core
+    assert core.kv_tokens in range(4 * 128, 6 * 160)
+    assert served.engine.slots == 4, "the job's number counts if it has one"
+
+
 def test_greedy_tokens_are_those_of_transformers(served: Harness, checkpoint: Path) -> None:
     import torch
 
@@ -268,7 +275,7 @@ def test_many_more_prompts_than_one_step_takes_are_all_answered(served: Harness)
 
 
 def test_a_token_outside_the_vocabulary_is_refused_and_names_the_request(served: Harness) -> None:
-    with pytest.raises(RequestRefused, match="vocabulary of 100") as caught:
+    with pytest.raises(RequestRefused, match=r"vocabulary is 0 … 99") as caught:
         served.add(request(1), request(2, prompt_ids=np.array([3, 100], np.int32)))
     assert caught.value.requests == (2,)
     assert not served.engine.has_work
@@ -468,12 +475,12 @@ def test_a_second_engine_in_one_process_is_refused(served: Harness, checkpoint: 
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
-def test_of_the_groups_that_vllm_makes_only_the_world_has_threads(served: Harness) -> None:
+def test_the_groups_that_vllm_makes_have_no_threads(served: Harness) -> None:
     names: list[str] = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # others' threads come and go
             names.append((task / "comm").read_text().strip())
-    assert names.count("gloo_tcp_loop") <= 1
+    assert names.count("gloo_tcp_loop") == 0
 
 
 def test_nothing_is_left_in_the_temporary_directory(served: Harness, files_before: set[str]) -> None:
@@ -533,6 +540,8 @@ def test_bad_starts_say_what_is_wrong_and_leave_the_process_usable(
         harness.do(VllmEngine().start(EngineSpec(model_path=make_tiny_checkpoint(tmp_path / "small", heads=4))))
     with pytest.raises(EngineError, match=r"engine_options\.no_such"):
         harness.do(VllmEngine().start(EngineSpec(model_path=checkpoint, options={"no_such": 1})))
+    with pytest.raises(EngineUnavailable, match=r"engine_options\.speculative_config: tokens that were drafted"):
+        harness.do(VllmEngine().start(EngineSpec(model_path=checkpoint, options={"speculative_config": {}})))
     with pytest.raises(EngineUnavailable, match="CUDA"):
         harness.do(VllmEngine().start(EngineSpec(model_path=checkpoint, device="cuda")))
     cut = make_tiny_checkpoint(tmp_path / "cut", **SHAPE)
@@ -542,10 +551,12 @@ def test_bad_starts_say_what_is_wrong_and_leave_the_process_usable(
         harness.do(VllmEngine().start(EngineSpec(model_path=cut)))
     missing = make_tiny_checkpoint(tmp_path / "missing", **SHAPE)
     leave_out_a_tensor(missing / "model.safetensors")
-    with pytest.raises(ModelUnreadable, match=r"lacks 1 parameters.*up_proj"):
+    with pytest.raises(ModelUnreadable, match=r"its weights lack \S*up_proj"):
         harness.do(VllmEngine().start(EngineSpec(model_path=missing)))
     engine = VllmEngine()
-    harness.do(engine.start(EngineSpec(model_path=checkpoint, max_context_tokens=4096)))
+    room = {"kv_cache_memory_bytes": 8 << 20}
+    harness.do(engine.start(EngineSpec(model_path=checkpoint, max_running=0, max_context_tokens=4096, options=room)))
     assert engine._live_core.context_tokens == 512
+    assert engine.slots == 2 * engine._live_core.kv_tokens // 512 < 256, "by its own account"
     harness.do(engine.close())
     assert not isinstance(engine._thread, ThreadPoolExecutor)

@@ -24,7 +24,7 @@ from actors.rollout.engines.vllm.core import CoreRows
 from actors.rollout.engines.vllm.engine import VllmEngine
 from actors.rollout.engines.vllm.follower import VllmFollower
 from actors.rollout.engines.vllm.leader import LeadingEngine
-from actors.rollout.engines.vllm.orders import Load, as_file, read
+from actors.rollout.engines.vllm.orders import EngineLoad, as_file, read
 from actors.rollout.errors import EngineUnavailable, ModelUnreadable, WeightsMismatch
 from actors.weights.manifest import SegmentViews, layout
 from configs.limits import DEFAULT_LIMITS
@@ -259,8 +259,8 @@ async def test_as_many_ranks_as_the_job_says_must_be_there(pair: Pair) -> None:
         await VllmEngine().start(SPEC)
 
 
-def load_of(file: str, entries: Any) -> Load:
-    return Load(file=file, entries=entries, policy_version=1, in_flight="keep")
+def load_of(file: str, entries: Any) -> EngineLoad:
+    return EngineLoad(file=file, entries=entries, policy_version=1, in_flight="keep")
 
 
 def test_weights_are_read_where_they_lie_and_those_that_lie_in_no_file_are_put_into_one_that_goes(

@@ -14,9 +14,9 @@ import pytest
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput
-from actors.rollout.engines.vllm.core import CoreRows, rows_of
+from actors.rollout.engines.vllm.core import CoreRows, VllmCore, rows_of
 from actors.rollout.engines.vllm.engine import VllmEngine
-from actors.rollout.engines.vllm.setup import groups_without_threads
+from actors.rollout.engines.vllm.setup import groups_over_streams
 from actors.rollout.errors import EngineError
 
 
@@ -173,24 +173,35 @@ async def test_a_step_that_is_no_length_of_time_is_refused_by_name(
         await scripted(monkeypatch, Scripted(), step_ms=step_ms)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_groups_of_one_member_have_no_threads_and_only_while_they_are_asked_for(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="listeners are looked up in /proc")
+def test_groups_that_vllm_asks_of_gloo_listen_nowhere_have_no_threads_and_only_while_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
     distributed = pytest.importorskip("torch.distributed")
-    usual, before = distributed.new_group, threads()
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    try:
-        world = threads()
-        with groups_without_threads():
+    usual, before = (distributed.init_process_group, distributed.new_group), threads()
+    with groups_over_streams(tmp_path):
+        distributed.init_process_group(
+            backend="gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+        )
+        try:
             group = distributed.new_group([0], backend="gloo")
             assert distributed.get_world_size(group) == 1
-            assert threads() == world > before
-        assert distributed.new_group is usual
-        distributed.new_group([0], backend="gloo")
-        assert threads() > world
-    finally:
-        distributed.destroy_process_group()
+            assert threads() == before
+        finally:
+            distributed.destroy_process_group()
+    assert (distributed.init_process_group, distributed.new_group) == usual
 
 
 def threads() -> int:
     """Of this process, all of them: a thread of gloo has its name only a moment after it is there."""
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_each_time_that_the_scheduler_sets_a_request_aside_is_counted_once() -> None:
+    requests = {"a": SimpleNamespace(num_preemptions=1), "b": SimpleNamespace(num_preemptions=0)}
+    core: Any = SimpleNamespace(_core=SimpleNamespace(scheduler=SimpleNamespace(requests=requests)), _set_aside={})
+    assert [VllmCore._preemptions(core) for _ in range(2)] == [1, 0]
+    requests["a"].num_preemptions, requests["b"].num_preemptions = 2, 2
+    assert VllmCore._preemptions(core) == 3
+    del requests["a"]
+    assert VllmCore._preemptions(core) == 0, "one that has ended takes nothing back"

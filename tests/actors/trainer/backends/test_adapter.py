@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.host.adapter import NAME_PREFIX, AdapterSpec
+from actors.models.adapter import NAME_PREFIX, AdapterSpec
 from actors.protocol.weights import Manifest
 from actors.rollout.engine import EngineSpec
 from actors.rollout.engines.torch.torch_engine import TorchEngine
 from actors.trainer.backend import BackendSpec, LossSpec
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import cut
 from actors.trainer.errors import CheckpointCorrupt, ModelNotLoadable
+from actors.trainer.learning.samples import cut
 from actors.weights.manifest import tensor_views
 from tests.actors.trainer.random_samples import random_samples
 from tests.contracts.test_rollout_engine_contract import ask, run
@@ -116,7 +116,7 @@ async def test_two_replicas_share_the_model_and_come_to_the_same_adapter(model_p
     tensors, others = [(await published(b, tmp_path / str(n)))[1] for n, b in enumerate((one, two))]
     assert all(np.allclose(tensor, others[name], atol=1e-4) for name, tensor in tensors.items())
     assert two._core is not None
-    models: list[Any] = [member.logits.model for member in two._core._policy.replicas.members]
+    models: list[Any] = [member.logits.model for member in two._core.policy.replicas.members]
     assert len({model.get_input_embeddings().weight.data_ptr() for model in models}) == 1
     await one.close()
     await two.close()

@@ -13,8 +13,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, MicroBatch
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import pad
 from actors.trainer.errors import ModelNotLoadable
+from actors.trainer.learning.samples import pad
 from tests.contracts.test_train_backend_contract import judged, samples
 from tests.tiny_checkpoint import make_tiny_checkpoint, save_tokenizer
 
@@ -111,17 +111,18 @@ async def test_one_micro_batch_gives_both_models_the_gradients_of_the_written_ou
 
     backend = await started(policy_path, reward_path, replicas=replicas, threads=replicas)
     core = backend._core
-    assert core is not None and core._critic is not None
+    assert core is not None and core.critic is not None
     stats = await backend.accumulate(batch, LOSS)
-    assert stats.value_loss_sum == pytest.approx(expected_loss, rel=1e-4)
-    assert 0 < stats.value_clipped_sum < stats.tokens
-    await backend._run(core._critic.parameters.gather_gradients)
-    await backend._run(core._policy.parameters.gather_gradients)
+    of_device = await backend._run(core.critic.taken_stats)
+    assert of_device.value_loss_sum == pytest.approx(expected_loss, rel=1e-4)
+    assert 0 < of_device.value_clipped_sum < stats.tokens
+    await backend._run(core.critic.parameters.gather_gradients)
+    await backend._run(core.policy.parameters.gather_gradients)
     expected = {f"backbone.{name}": p.grad for name, p in backbone.named_parameters()} | {"head.weight": head.grad}
-    for name, parameter in core._critic.replicas.model.named_parameters():
+    for name, parameter in core.critic.replicas.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=1e-4)
     expected = {name: p.grad for name, p in policy.named_parameters()}
-    for name, parameter in core._policy.replicas.model.named_parameters():
+    for name, parameter in core.policy.replicas.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=1e-4)
     await backend.close()
 
@@ -137,12 +138,12 @@ async def test_the_policy_becomes_a_critic_whose_backbone_learns_at_once_and_pac
     np.testing.assert_allclose(await backend.values(batch), await twin.values(batch), atol=1e-5)
     await twin.close()
     core = backend._core
-    assert core is not None and core._critic is not None
-    critic: Any = core._critic.replicas.members[0]
-    policy: Any = core._policy.replicas.members[0]
+    assert core is not None and core.critic is not None
+    critic: Any = core.critic.replicas.members[0]
+    policy: Any = core.policy.replicas.members[0]
     assert critic.logits.may_pack == policy.logits.may_pack
     await backend.accumulate(batch, LOSS)
-    backbone: Any = core._critic.replicas.model.backbone
+    backbone: Any = core.critic.replicas.model.backbone
     assert any(parameter.grad.any() for parameter in backbone.parameters()), "a head of zeros hides the loss from it"
     await backend.step(weight=10.0)
     found = []

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.host import matmul
-from actors.trainer.backends.torch.fast_linear import replace_linears
+from actors.models import matmul
+from actors.trainer.backends.torch.layers.fast_linear import replace_linears
 
 IN, OUT = 512, 256
 

@@ -8,7 +8,6 @@ import dataclasses
 import os
 import shutil
 import signal
-import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,16 +21,18 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from actors.host.adapter import AdapterSpec
+from actors.models.adapter import AdapterSpec
 from actors.ranks.errors import RankLost
+from actors.ranks.followers import NOBODY
 from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, TrainBackend
 from actors.trainer.backends.fsdp import fsdp_backend
 from actors.trainer.backends.fsdp.fsdp_backend import FsdpBackend
 from actors.trainer.backends.fsdp.orders import encode
 from actors.trainer.backends.remote_errors import failed
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import TrainSample, cut
 from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, MicroBatchTooLarge, ModelNotLoadable
+from actors.trainer.learning.samples import TrainSample, cut
+from actors.trainer.measured_size import made_up
 from configs.limits import Limits
 from tests.actors.trainer.backends.test_critic import reward_model
 from tests.actors.trainer.random_samples import random_sample
@@ -69,7 +70,7 @@ async def begin(model_path: Path, second: RankProcesses) -> AsyncIterator[Begin]
     async def begun(ranks: int, *, replicas: int = 1, path: Path = model_path, **changes: Any) -> FsdpBackend:
         while started:
             await started.pop().close()
-        backend = FsdpBackend(second.followers() if ranks == 2 else None, replicas=replicas)
+        backend = FsdpBackend(second.followers() if ranks == 2 else NOBODY, replicas=replicas)
         started.append(backend)
         await backend.start(spec(path, **changes))
         return backend
@@ -135,17 +136,18 @@ def floats(data: bytes) -> np.ndarray:
     ("model", "changes"),
     [
         ({}, {}),
-        ({}, {"gradient_checkpointing": True, "lr_schedule": "cosine", "total_steps": 5}),
+        ({}, {"recompute": "whole", "lr_schedule": "cosine", "total_steps": 5}),
         ({"architecture": "llama", "tied": False, "heads": 1, "kv_heads": 1}, {"replicas": 2}),
         ({"architecture": "gpt2", "hidden": 36}, {"max_grad_norm": 0.1}),
+        ({"architecture": "gemma2"}, {"needs_reference": True}),
         ({}, {"adapter": AdapterSpec(rank=3, alpha=6.0)}),
-        ({}, {"adapter": THIN, "gradient_checkpointing": True, "replicas": 2}),
+        ({}, {"adapter": THIN, "recompute": "whole", "replicas": 2}),
     ],
 )
 async def test_two_ranks_train_what_one_process_trains(
     begin: Begin, tmp_path: Path, model: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    """Also where a part of the heads, or an odd number of rows, does not divide by the ranks."""
+    """Also where a part of the heads, or an odd number of rows, does not divide by the ranks; capped logits too."""
     path = make_tiny_checkpoint(tmp_path / "model", **model)
     ranks = await begin(2, path=path, **changes)
     alone = await whole(path, **{key: value for key, value in changes.items() if key != "replicas"})
@@ -155,6 +157,18 @@ async def test_two_ranks_train_what_one_process_trains(
     np.testing.assert_allclose(await train(ranks, 1, 2, 3), await train(alone, 1, 2, 3), rtol=CLOSE)
     weights, expected = await version(ranks, tmp_path / "a"), await version(alone, tmp_path / "b")
     np.testing.assert_allclose(floats(weights), floats(expected), atol=WEIGHTS_CLOSE)
+
+
+async def test_ranks_measure_each_way_of_recomputation_and_train_alike_in_all(begin: Begin) -> None:
+    """Also with an adapter, whose frozen model is sharded too."""
+    ranks = await begin(2, recompute="auto", adapter=ADAPTER, learning_rate=0.0, weight_decay=0.0)
+    norms: list[list[float]] = []
+    for way in ("whole", "selective", "none"):
+        await ranks.use_recompute(way)
+        use = await ranks.measure(made_up(4, 32), LOSS)
+        assert use.seconds > 0 and use.free_bytes > 0
+        norms.append(await train(ranks, 1))
+    assert norms[0] == norms[1] == norms[2]
 
 
 async def test_a_rank_that_has_no_part_of_a_micro_batch_changes_nothing(
@@ -221,7 +235,7 @@ async def test_a_rank_on_a_device_trains_what_the_torch_backend_trains_there_and
     ("changes", "warmup", "is_reward_model"),
     [
         ({}, 0, False),
-        ({"gradient_checkpointing": True, "adapter": ADAPTER, "needs_reference": True}, 1, True),
+        ({"recompute": "whole", "adapter": ADAPTER, "needs_reference": True}, 1, True),
         ({"replicas": 2}, 1, False),
     ],
 )
@@ -251,7 +265,7 @@ async def test_two_ranks_train_the_critic_that_one_process_trains(
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"dtype": "bfloat16", "gradient_checkpointing": True}, {"replicas": 2}, {"adapter": ADAPTER}]
+    "changes", [{}, {"dtype": "bfloat16", "recompute": "whole"}, {"replicas": 2}, {"adapter": ADAPTER}]
 )
 async def test_as_many_ranks_give_the_same_bits_again(begin: Begin, tmp_path: Path, changes: dict[str, Any]) -> None:
     versions: list[bytes] = []
@@ -664,19 +678,18 @@ async def test_a_micro_batch_that_is_none_is_refused_before_any_rank_has_a_part(
     assert (await ranks.step(weight=1.0)).grad_norm == 0.0
 
 
-async def test_what_strangers_send_to_the_ports_of_ranks_changes_nothing(begin: Begin, second: RankProcesses) -> None:
-    ranks = await begin(2)
-    norms = await train(ranks, 1)
+async def test_ranks_of_one_machine_open_no_port_that_a_stranger_could_reach(
+    begin: Begin, second: RankProcesses
+) -> None:
     pids = (os.getpid(), second.processes[0].pid)
-    listening = [c.laddr for pid in pids for c in psutil.Process(pid).net_connections("tcp") if c.status == "LISTEN"]
-    assert listening
-    assert {address.ip for address in listening} == {"127.0.0.1"}
-    with contextlib.ExitStack() as strangers:
-        for address in listening:
-            for said in (b"", b"\xff" * 64, bytes(10_000)):
-                strangers.enter_context(socket.create_connection(address, timeout=5)).sendall(said)
-        await train(ranks, 2)
-    assert await train(await begin(2), 1) == norms
+    before = ports_of(pids)  # this process may hold some of earlier tests, whose ranks were on several machines
+    ranks = await begin(2)
+    await train(ranks, 1)
+    assert ports_of(pids) - before == set()
+
+
+def ports_of(pids: Sequence[int]) -> set[tuple[str, int]]:
+    return {(c.laddr.ip, c.laddr.port) for pid in pids for c in psutil.Process(pid).net_connections("tcp")}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
@@ -696,6 +709,7 @@ async def test_a_rank_that_dies_or_falls_silent_is_lost_and_the_next_call_says_s
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 async def test_four_ranks_shard_and_replicate_and_go_on_from_two(
     begin: Begin, model_path: Path, tmp_path: Path
 ) -> None:

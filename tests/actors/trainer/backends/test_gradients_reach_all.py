@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from actors.host import matmul
+from actors.models import matmul
 from actors.trainer.backend import BackendSpec, CriticSpec
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.torch.critic import load_critic
-from actors.trainer.batching import pad
+from actors.trainer.learning.samples import pad
 from tests.actors.trainer.random_samples import random_sample
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -44,7 +44,7 @@ def without_gradient(model: Any) -> list[str]:
     rng = np.random.default_rng(0)
     batch = pad([random_sample(rng, 0, sibling, rng.integers(3, 90, 4).astype(np.int32), 9) for sibling in range(3)])
     predicted = ResponseLogits(model, "cpu")(batch, response_positions(batch))
-    predicted.logits.float().pow(2).sum().backward()  # type: ignore[no-untyped-call]
+    predicted.logprobs(1.0)[0].pow(2).sum().backward()  # type: ignore[no-untyped-call]
     return [name for name, own in model.named_parameters() if own.grad is None or not bool((own.grad != 0).any())]
 
 
@@ -56,7 +56,7 @@ def test_every_parameter_of_a_sharded_model_gets_a_gradient(
     tmp_path: Path, architecture: str, recomputed: bool, compute: torch.dtype
 ) -> None:
     path = make_tiny_checkpoint(tmp_path, architecture=architecture)
-    model: Any = load_model(path, BackendSpec(model_path=path, gradient_checkpointing=recomputed))
+    model: Any = load_model(path, BackendSpec(model_path=path, recompute="whole" if recomputed else "none"))
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for layer in getattr(model.base_model, "layers", None) or model.base_model.h:
         fully_shard(layer, mp_policy=policy)

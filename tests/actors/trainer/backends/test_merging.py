@@ -13,9 +13,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from actors.host.adapter import CONFIG_FILE, TENSOR_FILE, AdapterSpec
-from supervisors.cli import evaluate
+from actors.models.adapter import CONFIG_FILE, TENSOR_FILE, AdapterSpec
 from supervisors.cli.app import app
+from supervisors.cli.models import evaluate
 from tests.actors.trainer.backends.test_adapter import ADAPTER, scores_of, started, train
 from tests.tiny_checkpoint import make_tiny_checkpoint
 

@@ -15,7 +15,7 @@ from actors.trainer.backends.torch import packing
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.torch.packing import Row, choose, packed, padded, plan_blocks, plan_rows
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import TrainSample, pad
+from actors.trainer.learning.samples import TrainSample, pad
 from tests.actors.trainer.random_samples import random_samples
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -76,7 +76,6 @@ def test_siblings_that_begin_alike_share_what_they_have_in_common() -> None:
     assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 2, 2, 3, 4, 5, 4]]
     assert layout.rows[layout.row_of].tolist() == [1, 3, 4, 7, 1, 3, 4, 5, 6, 1, 3, 4, 7, 1, 2]
     assert layout.rows.size == 7, "the output embedding sees a position once, whoever asks for it"
-    assert layout.mask is not None
     assert layout.mask[0, 0].astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
@@ -107,12 +106,13 @@ def test_every_token_is_predicted_from_exactly_the_tokens_before_it(
         patch.setattr(packing, "ROW_TOKENS_MAX", row_tokens_max)
         blocks = plan_blocks(batch)
     layout = packed(batch, where, [tuple(blocks[r::rows]) for r in range(min(rows, len(blocks)))])
-    assert layout.mask is not None and layout.position_ids is not None
-    assert layout.mask[:, 0].diagonal(axis1=1, axis2=2).all(), "a position that sees nothing would be NaN"
+    assert layout.position_ids is not None
+    mask = layout.mask
+    assert mask[:, 0].diagonal(axis1=1, axis2=2).all(), "a position that sees nothing would be NaN"
     width = layout.input_ids.shape[1]
     for (member, t), place in zip(np.argwhere(where), layout.rows[layout.row_of], strict=True):
         r, i = divmod(int(place), width)
-        seen = np.flatnonzero(layout.mask[r, 0, i])
+        seen = np.flatnonzero(mask[r, 0, i])
         assert layout.input_ids[r, seen].tolist() == batch.input_ids[member, :t].tolist()
         assert layout.position_ids[r, seen].tolist() == list(range(t))
 
@@ -123,7 +123,6 @@ def test_a_packed_row_goes_on_from_the_prompt_in_every_response() -> None:
     assert layout.input_ids.tolist() == [[50, 51, 7, 8, 9]]
     assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 2, 3, 2]]
     assert layout.rows[layout.row_of].tolist() == [1, 2, 3, 1, 4]
-    assert layout.mask is not None
     assert layout.mask[0, 0].astype(int).tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -141,7 +140,6 @@ def test_groups_in_one_row_begin_at_position_0_each_and_see_nothing_of_each_othe
     assert layout.input_ids.tolist() == [[a[0], a[1], b[1], b[2], c[0], c[1], c[2]]]
     assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 1, 2, 0, 1, 2]]
     assert layout.rows[layout.row_of].tolist() == [0, 1, 0, 2, 3, 5, 6]
-    assert layout.mask is not None
     assert layout.mask[0, 0].astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0],
@@ -185,8 +183,8 @@ def test_rows_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_cheaper_layout_is_chosen(groups: list[tuple[int, list[int]]], is_packed: bool) -> None:
     batch = batch_of(groups)
     layout = choose(batch, response_positions(batch), hidden=64, may_pack=True)
-    assert (layout.mask is not None) == is_packed
-    assert choose(batch, response_positions(batch), hidden=64, may_pack=False).mask is None
+    assert (layout.ends is not None) == is_packed
+    assert choose(batch, response_positions(batch), hidden=64, may_pack=False).ends is None
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama", "gpt2", "gpt_neox", "opt"])
@@ -215,9 +213,9 @@ async def test_both_layouts_give_the_same_gradients(tmp_path: Path) -> None:
         backend = TorchBackend()
         await backend.start(BackendSpec(model_path=path, threads=1))
         assert backend._core is not None
-        backend._core._policy.replicas.members[0].logits.may_pack = may_pack
+        backend._core.policy.replicas.members[0].logits.may_pack = may_pack
         await backend.accumulate(batch, LossSpec())
-        gradients.append(backend._core._policy.parameters.grad.clone())
+        gradients.append(backend._core.policy.parameters.grad.clone())
         await backend.close()
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=2e-5)
 

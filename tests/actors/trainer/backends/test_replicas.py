@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
+from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, summed
 from actors.trainer.backends.torch.replicas import Replica, Replicas, shares
-from actors.trainer.batching import pad
+from actors.trainer.learning.samples import pad
 from tests.actors.trainer.random_samples import random_samples
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -43,7 +43,7 @@ def test_two_replicas_sum_the_gradients_and_the_statistics_of_one_model(model_pa
         learner = made(model_path, threads, dtype)
         reference = learner.score(BATCH, 1.0) - 0.1
         batch = MicroBatch(**{f: getattr(BATCH, f) for f in MicroBatch.__slots__} | {"reference_logprobs": reference})
-        stats = [learner.accumulate(batch, LOSS) for _ in range(2)]
+        stats = [summed([learner.accumulate(batch, LOSS), learner.taken_stats()]) for _ in range(2)]
         assert stats[0] == stats[1], "sums are of the micro-batch, not of what came before"
         learner.parameters.gather_gradients()
         found.append((learner.parameters.grad.clone(), stats[0]))

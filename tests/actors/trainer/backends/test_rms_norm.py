@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from actors.trainer.backends.torch.rms_norm import replace_rms_norms, rms_norm
+from actors.trainer.backends.torch.layers.rms_norm import replace_rms_norms, rms_norm
 
 
 def norm_of(width: int) -> nn.Module:

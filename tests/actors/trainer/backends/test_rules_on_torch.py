@@ -12,11 +12,11 @@ import pytest
 
 from actors.trainer.backend import BackendSpec, MicroBatch
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import TrainSample, cut, pad
-from actors.trainer.old_logprobs import with_old_logprobs
-from actors.trainer.rules import ADVANTAGES, LearningRule
+from actors.trainer.learning.rules import ADVANTAGES, LearningRule
+from actors.trainer.learning.samples import TrainSample, cut, pad
+from actors.trainer.learning.step_estimates import StepEstimates
 from actors.trainer.setup import loss_spec
-from actors.trainer.step_estimates import StepEstimates
+from actors.trainer.updates import with_old_logprobs
 from configs.schema import JobConfig
 from tests.actors.trainer.random_samples import random_sample
 from tests.smallest_job import smallest_job
@@ -61,13 +61,12 @@ def test_two_updates_make_the_good_response_more_likely_than_the_bad(
         await backend.start(BackendSpec(model_path=model_path, learning_rate=1e-3))
         samples = await made(backend, job)
         if job.algorithm.whitens:
-            samples = await StepEstimates(job, backend).estimated(samples)
+            samples = await StepEstimates(job, backend.values).estimated(samples)
         before = (await scored(backend, pad(samples))).sum(1)
         for _ in range(2):
             for batch in cut(samples, budget_tokens=1000, keep_zero=True):
-                stats = await backend.accumulate(batch, loss_spec(job))
-                assert stats.cut_sum == 0.0
-            await backend.step(weight=1.0)
+                await backend.accumulate(batch, loss_spec(job))
+            assert (await backend.step(weight=1.0)).stats.cut_sum == 0.0
         good, bad = (await scored(backend, pad(samples))).sum(1) - before
         assert good > 0.0 > bad
         await backend.close()
@@ -92,6 +91,6 @@ def test_tokens_of_an_environment_add_nothing_to_the_gradient_but_their_place(mo
         result = await backend.step(weight=1.0)
         await backend.close()
         assert (stats.tokens, stats.weight) == (4, 1.0)
-        return stats.loss_sum, result.grad_norm
+        return result.stats.loss_sum, result.grad_norm
 
     assert asyncio.run(losses(0.0)) == asyncio.run(losses(-7.0))

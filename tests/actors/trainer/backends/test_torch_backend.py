@@ -18,8 +18,8 @@ from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.backends.torch import torch_backend
 from actors.trainer.backends.torch.causal_lm import load_model
 from actors.trainer.backends.torch.torch_backend import TorchBackend
-from actors.trainer.batching import TrainSample, cut, pad
 from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
+from actors.trainer.learning.samples import TrainSample, cut, pad
 from actors.weights.manifest import tensor_views
 from tests.actors.trainer.random_samples import random_sample
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -94,11 +94,11 @@ async def test_accumulate_gives_the_gradient_of_the_written_out_loss(model_path:
     expected = {name: p.grad for name, p in model.named_parameters()}
 
     backend = await started(model_path)
-    stats = await backend.accumulate(batch, LOSS)
-    assert stats.clipped_sum > 0, "the example must exercise the clip"
+    await backend.accumulate(batch, LOSS)
     core = backend._core
     assert core is not None
-    for name, parameter in core._policy.replicas.model.named_parameters():
+    assert core.policy.taken_stats().clipped_sum > 0, "the example must exercise the clip"
+    for name, parameter in core.policy.replicas.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=2e-5)
     await backend.close()
 
@@ -118,14 +118,14 @@ async def test_a_step_is_adamw_on_clipped_gradients(model_path: Path) -> None:
     optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
     for seed in range(3):
         await backend.accumulate(pad(samples(seed=seed)), LOSS)
-        for name, parameter in core._policy.replicas.model.named_parameters():
+        for name, parameter in core.policy.replicas.model.named_parameters():
             assert parameter.grad is not None
             named[name].grad = parameter.grad / 50.0
         norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
         optimizer.step()
         result = await backend.step(weight=50.0)
         assert result.grad_norm == pytest.approx(norm.item(), rel=1e-4)
-    for name, parameter in core._policy.replicas.model.named_parameters():
+    for name, parameter in core.policy.replicas.model.named_parameters():
         torch.testing.assert_close(parameter.data, named[name].data, rtol=1e-5, atol=1e-6)
     await backend.close()
 
@@ -153,20 +153,20 @@ async def test_bfloat16_trains_a_float32_master_and_exports_raw_halves(model_pat
     backend = await started(model_path, dtype="bfloat16", learning_rate=1e-5)
     core = backend._core
     assert core is not None
-    master, model = core._policy.parameters.master.clone(), core._policy.parameters.flat.clone()
+    master, model = core.policy.parameters.master.clone(), core.policy.parameters.flat.clone()
     batch = pad(samples())
     for _ in range(3):
         await backend.accumulate(batch, LOSS)
         await backend.step(weight=10.0)
-    assert core._policy.parameters.flat.dtype == torch.bfloat16
-    moved = (core._policy.parameters.master - master).abs().max().item()
+    assert core.policy.parameters.flat.dtype == torch.bfloat16
+    moved = (core.policy.parameters.master - master).abs().max().item()
     assert 0 < moved <= 3.1e-5
-    assert (core._policy.parameters.flat == core._policy.parameters.master.bfloat16()).all()
-    assert (core._policy.parameters.flat != model).float().mean() < 0.1
+    assert (core.policy.parameters.flat == core.policy.parameters.master.bfloat16()).all()
+    assert (core.policy.parameters.flat != model).float().mean() < 0.1
     manifest = await backend.export_segment(tmp_path / "segment", job="j", policy_version=0, chunk_bytes=1 << 20)
     assert {entry.dtype for entry in manifest.tensors} == {"bfloat16"}
     raw = np.fromfile(tmp_path / "segment", dtype=np.uint16)
-    np.testing.assert_array_equal(raw, core._policy.parameters.flat.view(torch.uint16).numpy())
+    np.testing.assert_array_equal(raw, core.policy.parameters.flat.view(torch.uint16).numpy())
     await backend.close()
 
 
@@ -185,20 +185,20 @@ async def test_bfloat16_state_comes_back_bit_for_bit(model_path: Path, tmp_path:
     await one.save(tmp_path)
     await two.load(tmp_path)
     assert one._core is not None and two._core is not None
-    assert torch.equal(one._core._policy.parameters.master, two._core._policy.parameters.master)
-    assert torch.equal(one._core._policy.parameters.flat, two._core._policy.parameters.flat)
+    assert torch.equal(one._core.policy.parameters.master, two._core.policy.parameters.master)
+    assert torch.equal(one._core.policy.parameters.flat, two._core.policy.parameters.flat)
     for backend in (one, two):
         await backend.close()
 
 
-async def test_gradient_checkpointing_changes_nothing_but_memory(model_path: Path) -> None:
+async def test_recomputation_changes_nothing_but_memory(model_path: Path) -> None:
     batch = pad(samples())
     gradients: list[torch.Tensor] = []
     for flag in (False, True):
-        backend = await started(model_path, gradient_checkpointing=flag)
+        backend = await started(model_path, recompute="whole" if flag else "none")
         await backend.accumulate(batch, LOSS)
         assert backend._core is not None
-        gradients.append(backend._core._policy.parameters.grad.clone())
+        gradients.append(backend._core.policy.parameters.grad.clone())
         await backend.close()
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
 
@@ -207,12 +207,12 @@ async def test_a_non_finite_gradient_skips_the_update_and_leaves_the_weights(mod
     backend = await started(model_path, learning_rate=0.1)
     core = backend._core
     assert core is not None
-    before = core._policy.parameters.flat.clone()
+    before = core.policy.parameters.flat.clone()
     batch = pad(samples())
     batch.advantages[:] = np.inf
     await backend.accumulate(batch, LOSS)
     assert (await backend.step(weight=1.0)).skipped
-    assert torch.equal(core._policy.parameters.flat, before)
+    assert torch.equal(core.policy.parameters.flat, before)
     await backend.accumulate(pad(samples()), LOSS)
     assert not (await backend.step(weight=1.0)).skipped
     await backend.close()

@@ -100,9 +100,9 @@ class Chromium:
         """What a person reads there, on one line."""
         return " ".join(str(self.value(f"document.querySelector({json.dumps(selector)}).textContent")).split())
 
-    def picture(self, path: Path, *, dark: bool = False) -> None:
-        """The whole page as PNG."""
+    def picture(self, path: Path, *, dark: bool = False, whole: bool = True) -> None:
+        """The page as PNG, ``whole`` or as much of it as the window shows."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))

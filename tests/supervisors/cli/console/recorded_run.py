@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.metrics.trace import TraceFile
-from actors.protocol.metrics import Span
+from actors.protocol.metrics import TraceSpan
 
 START_S = 1_800_000_000.0
 STEP_S = 2.0
@@ -73,8 +73,8 @@ def write_lines(path: Path, items: list[dict[str, Any]]) -> None:
 def add_spans(trace: TraceFile, step: int) -> None:
     begin = START_S + STEP_S * step
 
-    def span(name: str, start: float, end: float, **args: float | str) -> Span:
-        return Span(name=name, start_s=begin + start, end_s=begin + end, args=args)
+    def span(name: str, start: float, end: float, **args: float | str) -> TraceSpan:
+        return TraceSpan(name=name, start_s=begin + start, end_s=begin + end, args=args)
 
     made = {"version": step, "tokens": 1600, "running": 12, "queued": 20}
     for worker, late in (("rollout-0", 0.0), ("rollout-1", 0.2)):

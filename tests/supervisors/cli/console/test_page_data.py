@@ -8,9 +8,10 @@ import pytest
 
 from supervisors.cli.console.page_data import (
     COLUMNS,
-    Span,
+    Activity,
     Workers,
     lanes,
+    more_columns,
     progress,
     rates,
     sample_card,
@@ -40,11 +41,14 @@ def test_the_rest_of_the_run_takes_what_its_last_steps_took() -> None:
 
 def test_lanes_show_the_last_steps_with_the_step_and_version_of_each_bar() -> None:
     spans = [
-        *[Span("trainer", "wait", 10.0 * s, 10.0 * s + 4, {"step": s, "missing": 3}) for s in range(5)],
-        *[Span("trainer", "train", 10.0 * s + 4, 10.0 * s + 9, {"step": s}) for s in range(5)],
-        *[Span("rollout-10", "generate", 10.0 * s + 1, 10.0 * s + 2, {"version": s, "tokens": 5}) for s in range(5)],
-        Span("rollout-2", "generate", 31.0, 33.0, {}),
-        Span("rollout-2", "idle", 33.0, 49.0, {}),
+        *[Activity("trainer", "wait", 10.0 * s, 10.0 * s + 4, {"step": s, "missing": 3}) for s in range(5)],
+        *[Activity("trainer", "train", 10.0 * s + 4, 10.0 * s + 9, {"step": s}) for s in range(5)],
+        *[
+            Activity("rollout-10", "generate", 10.0 * s + 1, 10.0 * s + 2, {"version": s, "tokens": 5})
+            for s in range(5)
+        ],
+        Activity("rollout-2", "generate", 31.0, 33.0, {}),
+        Activity("rollout-2", "idle", 33.0, 49.0, {}),
     ]
     data = lanes(spans, lambda worker, second: 7 if worker == "rollout-2" else None, steps=2, bars=100)
     assert data["origin_s"] == 30.0 and data["steps"] == [[3, 0.0], [4, 10.0]] and data["end_s"] == 19.0
@@ -58,24 +62,24 @@ def test_lanes_show_the_last_steps_with_the_step_and_version_of_each_bar() -> No
 
 
 def test_a_bar_that_was_cut_in_two_is_one_and_only_the_newest_are_kept() -> None:
-    cut = [Span("rollout-0", "generate", float(i), float(i + 1), {"version": 1}) for i in range(5)]
+    cut = [Activity("rollout-0", "generate", float(i), float(i + 1), {"version": 1}) for i in range(5)]
     assert len(lanes(cut, nothing_known, 3, 100)["lanes"][0]["bars"]) == 1
-    apart = [Span("rollout-0", "generate", 2.0 * i, 2.0 * i + 1, {}) for i in range(50)]
+    apart = [Activity("rollout-0", "generate", 2.0 * i, 2.0 * i + 1, {}) for i in range(50)]
     data = lanes(apart, nothing_known, 3, 10)
     assert len(data["lanes"][0]["bars"]) == 10 and data["origin_s"] == 80.0
     assert lanes([], nothing_known, 3, 10)["lanes"] == []
 
 
 def test_a_worker_that_sleeps_is_not_busy() -> None:
-    spans = [Span("rollout-0", "generate", 0.0, 1.0, {}), Span("rollout-0", "asleep", 1.0, 4.0, {})]
+    spans = [Activity("rollout-0", "generate", 0.0, 1.0, {}), Activity("rollout-0", "asleep", 1.0, 4.0, {})]
     assert lanes(spans, nothing_known, 3, 10)["lanes"][0]["busy"] == pytest.approx(0.25)
 
 
 def test_tokens_a_second_are_of_the_last_seconds() -> None:
     made = {"tokens": 100, "running": 3, "queued": 9}
-    spans = [Span("rollout-0", "generate", float(i), i + 1.0, made) for i in range(30)]
+    spans = [Activity("rollout-0", "generate", float(i), i + 1.0, made) for i in range(30)]
     assert rates(spans) == {"rollout-0": {"tokens_per_s": pytest.approx(100), "running": 3, "queued": 9}}
-    assert rates([Span("rollout-0", "idle", 0.0, 1.0, {})]) == {}
+    assert rates([Activity("rollout-0", "idle", 0.0, 1.0, {})]) == {}
 
 
 def test_workers_are_followed_through_loss_and_return() -> None:
@@ -88,7 +92,9 @@ def test_workers_are_followed_through_loss_and_return() -> None:
     for item in events():
         if item["time_s"] > event(9.15, "")["time_s"]:
             workers.hear(item)
-    first, second = workers.table([Span("rollout-1", "generate", 0.0, 10.0, {"tokens": 50, "running": 2, "queued": 1})])
+    first, second = workers.table(
+        [Activity("rollout-1", "generate", 0.0, 10.0, {"tokens": 50, "running": 2, "queued": 1})]
+    )
     assert (first["state"], first["restarts"], second["state"], second["restarts"]) == ("running", 0, "running", 1)
     assert second["tokens_per_s"] == pytest.approx(5) and (second["running"], second["queued"]) == (2, 1)
     assert workers.version_at("rollout-0", event(4.5, "")["time_s"]) == 2
@@ -149,3 +155,25 @@ def test_the_turns_of_an_episode_are_titled_and_share_the_room_of_one_text() -> 
         "turn 1, model, 9 tokens", "turn 2, tool py, 9 tokens", "turn 3, model, 9 tokens",
     ]  # fmt: skip
     assert [turn["text"].count(turn["text"][0]) for turn in card["turns"]] == [18, 4, 18]
+
+
+def test_the_end_of_a_job_and_what_each_job_does_are_no_alarms() -> None:
+    down = {"event": "worker_down", "worker": "rollout-0", "reason": "exited", "detail": "signal 15"}
+    assert told(down) is not None and told(down, over=True) is None, "a job's processes end with it"
+    for name in ("environment_registered", "evaluation_began", "evaluation_ended", "worker_draining"):
+        entry = told({"event": name, "worker": "w"})
+        assert entry is not None and entry.level == "note", name
+
+
+def test_a_worker_that_ends_with_its_job_is_not_lost() -> None:
+    workers = Workers(8)
+    workers.hear({"event": "worker_registered", "worker": "rollout-0", "node": "head"})
+    workers.hear({"event": "worker_down", "worker": "rollout-0", "reason": "exited"}, over=True)
+    assert [row["state"] for row in workers.table([])] == ["ended"]
+
+
+def test_columns_that_only_some_jobs_have_come_behind_the_usual_ones() -> None:
+    rows = [{"step": 0, "own": 1.5, "text": "x", "none": None}, {"step": 1, "reward_form_mean": 0.5}]
+    more = more_columns(rows, COLUMNS)
+    assert more == ["own", "reward_form_mean"]
+    assert step_values(rows[0], [*COLUMNS, *more])[-2:] == [1.5, None]

@@ -124,7 +124,7 @@ def test_a_page_gets_everything_and_then_only_what_changes(run_dir: Path) -> Non
     files = RunFiles(run_dir, DEFAULT_LIMITS)
     feed = Feed(files, DEFAULT_LIMITS)
     whole = feed.snapshot()
-    assert set(whole) == {"head", "rows", "lanes", "workers", "devices", "samples", "stalls", "events"}
+    assert set(whole) == {"head", "rows", "evaluations", "lanes", "workers", "devices", "samples", "stalls", "events"}
     assert whole["rows"]["reset"] and len(whole["rows"]["rows"]) == STEPS
     assert (whole["head"]["job"], whole["head"]["step"], whole["head"]["steps"]) == ("demo", 12, 12)
     json.dumps(whole, allow_nan=False)
@@ -186,3 +186,22 @@ def test_a_run_elsewhere_is_drawn_from_what_its_socket_says() -> None:
     assert whole["rows"]["rows"][0][0] == 4 and whole["head"]["step"] == 5 and not whole["head"]["files"]
     assert whole["workers"][0]["restarts"] == 2 and whole["stalls"]["rows"][0]["waiter"] == "a"
     assert whole["lanes"]["lanes"] == [] and whole["samples"] == {"steps": []}
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("sync", None), ("async", 2), ("one_step_barrier", 1)])
+def test_staleness_is_shown_beside_the_bound_of_the_mode_if_it_has_one(
+    tmp_path: Path, mode: str, bound: int | None
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"name: demo\nsync: {{mode: {mode}, max_staleness: 2}}\n")
+    assert Feed(RunFiles(tmp_path, DEFAULT_LIMITS), DEFAULT_LIMITS).snapshot()["head"]["staleness_bound"] == bound
+
+
+def test_a_column_that_comes_later_is_sent_with_all_rows(run_dir: Path) -> None:
+    files = RunFiles(run_dir, DEFAULT_LIMITS)
+    feed = Feed(files, DEFAULT_LIMITS)
+    with feed.open_page() as page:
+        write_lines(run_dir / "metrics.jsonl", [row(STEPS, own_metric=1.5)])
+        feed.changed(*files.look())
+        rows = dict(page.updates.get_nowait() for _ in range(page.updates.qsize()))["rows"]
+    assert rows["reset"] and rows["columns"][-1] == "own_metric" and len(rows["rows"]) == STEPS + 1
+    assert [values[-1] for values in rows["rows"]][-2:] == [None, 1.5]

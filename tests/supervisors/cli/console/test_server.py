@@ -210,10 +210,11 @@ async def test_the_feed_gives_everything_then_what_changes_and_says_that_it_live
     async with browser(run_dir, Limits(console_alive_s=0.2)) as user:
         await user.enter()
         async with user.open_feed() as reader:
-            first = [await next_event(reader) for _ in range(8)]
+            first = [await next_event(reader) for _ in range(9)]
             assert {name for name, _ in first} == {
                 "head",
                 "rows",
+                "evaluations",
                 "lanes",
                 "workers",
                 "devices",

@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from actors.ledger.journal import SqliteJournal
 from actors.metrics.trace import TraceFile
-from actors.protocol.metrics import Span
-from configs.local_paths import JOBS_FILE
+from actors.protocol.metrics import TraceSpan
+from configs.run_files import JOBS_FILE
 from supervisors.cli.app import app
 from supervisors.cli.plot.figures import FIGURES, learning, lengths, occupancy, reward, throughput
 from supervisors.cli.plot.run_data import Bar, RunData, busy_fraction, presence, read_run, read_services
 
 
-def spans(*bars: tuple[str, float, float]) -> list[Span]:
-    return [Span(name=name, start_s=1000.0 + a, end_s=1000.0 + b) for name, a, b in bars]
+def spans(*bars: tuple[str, float, float]) -> list[TraceSpan]:
+    return [TraceSpan(name=name, start_s=1000.0 + a, end_s=1000.0 + b) for name, a, b in bars]
 
 
 def row(step: int, **more: float) -> dict[str, float]:
@@ -80,6 +80,10 @@ def test_a_lane_is_busy_while_it_does_something_that_keeps_it_from_waiting(run_d
     assert busy_fraction([], 1.0, 1.0) == 0.0
 
 
+def test_making_a_backend_is_no_work() -> None:
+    assert busy_fraction([Bar("load", 0.0, 5.0), Bar("burst", 5.0, 10.0)], 0.0, 10.0) == 0.5
+
+
 def test_a_lane_that_is_silent_for_long_was_not_there() -> None:
     bars = [Bar("idle", 0, 3), Bar("generate", 4, 5), Bar("generate", 20, 21)]
     assert presence(bars) == [(0, 5), (20, 21)]
@@ -105,6 +109,14 @@ def test_the_pictures_show_what_was_measured(run_dir: Path) -> None:
     assert shown["Spread of the rewards"].get_lines()[0].get_ydata().tolist() == [0.25] * 6
     samples = throughput(data).axes[0].get_lines()[0].get_ydata()
     assert samples.tolist() == [32.0] * 6
+
+
+def test_time_before_a_worker_joined_and_after_it_left_is_not_idle_time() -> None:
+    lanes = {"trainer": [Bar("train", 0, 100)], "rollout-1": [Bar("generate", 50, 60), Bar("idle", 60, 70)]}
+    shares = occupancy(RunData(name="x", lanes=lanes)).axes[0].get_images()[0].get_array()
+    late = np.ma.filled(shares, np.nan)[1]
+    assert np.isnan(late[:79]).all() and np.isnan(late[113:]).all()
+    assert (late[81:95] == 1).all() and (late[97:111] == 0).all()
 
 
 def test_what_is_not_there_is_not_drawn() -> None:
@@ -145,6 +157,9 @@ def test_the_command_writes_pictures_and_a_page_that_stands_alone(run_dir: Path)
         assert fact in page
     for word in ("A bubble, pale, is time", "need not add up to 100 %", "Strong: the running mean"):
         assert word in page
+    shown = json.loads(page.partition('id="exported">')[2].partition("</script>")[0])
+    assert [values[0] for values in shown["rows"]["rows"]] == [0, 1, 2, 3, 4, 5], "the console's page holds its data"
+    assert 'src="app.js"' not in page and 'href="style.css"' not in page
     other = invoke(str(run_dir), "--out", str(run_dir / "elsewhere"))
     assert (run_dir / "elsewhere" / "index.html").exists()
     assert "6 pictures" in other.stdout
@@ -161,7 +176,7 @@ def test_what_is_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert (damaged.exit_code, "is no trace" in damaged.stderr) == (2, True)
 
 
-def several(folder: Path, *traces: tuple[str, str, list[Span]]) -> Path:
+def several(folder: Path, *traces: tuple[str, str, list[TraceSpan]]) -> Path:
     """Directory of several jobs, whose services have these spans."""
     folder.mkdir()
     (folder / JOBS_FILE).write_text("{}")
@@ -192,8 +207,11 @@ def test_services_that_several_jobs_share_are_drawn_with_a_lane_a_job(tmp_path: 
     assert busy_fraction(data.lanes["train-0: second"], 0.0, 3.0) == pytest.approx(2 / 3)
     result = invoke(str(folder), "--json")
     told = json.loads(result.stdout.splitlines()[-1])
-    assert [Path(path).name for path in told["pictures"]] == ["occupancy.png"]
-    assert "first+second" in Path(told["page"]).read_text()
+    assert [Path(path).name for path in told["pictures"]] == ["services.png"], (
+        "with --out in one place they replace no picture of a job"
+    )
+    page = Path(told["page"]).read_text()
+    assert "first+second" in page and "<script" not in page, "what is no run has pictures alone"
 
 
 def test_several_jobs_that_share_nothing_have_nothing_to_draw_together(tmp_path: Path) -> None:

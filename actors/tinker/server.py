@@ -1,0 +1,55 @@
+"""The Tinker server as one thing: a directory, base models, what trains them, and an aiohttp application.
+
+    server = TinkerServer(directory, [ServedModel("Qwen/Qwen3-8B", …, sampler)], factory)
+    await server.open()                       # goes on with what former lives have left
+    key = server.keys.sign("alice")           # TINKER_API_KEY of a tenant
+    runner = web.AppRunner(server.app)        # whoever listens decides where, and with which certificate
+    …
+    await server.close()                      # nothing is lost: the next life goes on
+
+``server.failed`` is set when the log cannot be written any more; close the server then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiohttp import web
+
+from actors.tinker.keys import TenantKeys
+from actors.tinker.learner import LearnerFactory
+from actors.tinker.routes import Routes
+from actors.tinker.service import ServedModel, TinkerService
+from configs.limits import DEFAULT_LIMITS, Limits
+
+
+class TinkerServer:
+    """Serves the Tinker API from one directory, in one process at a time."""
+
+    def __init__(
+        self, directory: Path, served: Sequence[ServedModel], factory: LearnerFactory, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        """Make the directory, or open it. Blocks.
+
+        Raises:
+            LogUnreadable: its log is damaged, or of another version.
+            OSError: it cannot be written.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        self.keys = TenantKeys.of_directory(directory)
+        self.service = TinkerService(directory, served, factory, limits)
+        self._routes = Routes(self.service, self.keys)
+        self.app: web.Application = self._routes.app()
+
+    @property
+    def failed(self) -> asyncio.Event:
+        return self.service.failed
+
+    async def open(self) -> None:
+        await self.service.open()
+
+    async def close(self) -> None:
+        self._routes.close()
+        await self.service.close()

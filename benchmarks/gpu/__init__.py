@@ -1,0 +1,1 @@
+"""What needs one card, or says what a card is given to compute."""

@@ -1,0 +1,1 @@
+"""What is measured with vLLM's engine or server beside it."""

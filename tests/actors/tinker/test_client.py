@@ -1,0 +1,152 @@
+"""The unmodified client ``tinker`` against the server, over HTTP on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+tinker = pytest.importorskip("tinker")
+
+from tests.actors.tinker.http_world import HttpWorld
+from tests.actors.tinker.tinker_world import BASE
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the client warns of its own next versions
+
+
+@pytest.fixture(autouse=True)
+def _quiet_client(monkeypatch):
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    monkeypatch.delenv("TINKER_PROJECT_ID", raising=False)
+    yield
+    gc.collect()  # sockets that the client leaves open are told of here, and not in another test
+
+
+def datum(*tokens: int, **more: list[float]) -> Any:
+    inputs: dict[str, Any] = {"target_tokens": list(tokens), "weights": [1.0] * len(tokens), **more}
+    if more:
+        del inputs["weights"]
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(list(tokens)), loss_fn_inputs=inputs)
+
+
+ADAM = tinker.AdamParams(learning_rate=1e-3) if hasattr(tinker, "AdamParams") else None
+
+
+@asynccontextmanager
+async def service_of(world: HttpWorld, tenant: str = "alice") -> AsyncIterator[Any]:
+    service = await asyncio.to_thread(tinker.ServiceClient, base_url=world.url, api_key=world.key(tenant))
+    yield service
+    await asyncio.to_thread(lambda: service.close("success").result())
+
+
+def whole_story(service: Any) -> list[object]:
+    """Everything that recipes do; returns what was told."""
+    told: list[object] = []
+    training = service.create_lora_training_client(base_model=BASE, rank=8, seed=3).result()
+    futures = []
+    for number in range(10):
+        data = [datum(number, 1, 2), datum(number, 3)]
+        futures += [training.forward_backward(data, "cross_entropy"), training.optim_step(ADAM)]
+    for future in futures:
+        result = future.result()
+        told += [result.metrics, *(one["logprobs"].tolist() for one in getattr(result, "loss_fn_outputs", []))]
+    told.append(str(training.save_state("state").result().path).rpartition("/")[2])
+
+    def loss(data: list[Any], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        return sum((one**2).sum() for one in logprobs), {"mine": 1.0}
+
+    told.append(training.forward_backward_custom([datum(4, 5)], loss).result().metrics)
+    ratios = datum(1, 2, logprobs=[-1.0, -2.0], advantages=[1.0, -1.0])
+    for name in ("importance_sampling", "ppo", "cispo"):
+        told.append(training.forward_backward([ratios], name).result().metrics)
+    with pytest.raises(tinker.RequestFailedError, match="choose loss_fn=importance_sampling"):
+        training.forward_backward([ratios], "stable_reinforce").result()
+    told.append(training.optim_step(ADAM).result().metrics)
+
+    path = training.save_weights_for_sampler("end").result().path
+    sampling = service.create_sampling_client(model_path=path).result()
+    prompt, parameters = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=4, seed=1)
+    answer = sampling.sample(
+        prompt=prompt, num_samples=2, sampling_params=parameters, include_prompt_logprobs=True, topk_prompt_logprobs=2
+    ).result()
+    told += [[one.tokens for one in answer.sequences], answer.prompt_logprobs]
+    told.append(sampling.compute_logprobs(prompt).result())
+    newest = training.save_weights_and_get_sampling_client().result()
+    told.append(newest.sample(prompt=prompt, num_samples=1, sampling_params=parameters).result().sequences[0].tokens)
+    return told
+
+
+async def test_a_client_trains_saves_loads_and_samples(tmp_path):
+    async with HttpWorld(tmp_path) as world, service_of(world) as service:
+        told = await asyncio.to_thread(whole_story, service)
+        assert len(told) > 40
+
+        def loaded() -> dict[str, float]:
+            path = next(iter(world.server.service._lines)) + "/weights/state"
+            training = service.create_training_client_from_state_with_optimizer(f"tinker://{path}").result()
+            assert training.get_info().lora_rank == 8
+            training.forward_backward([datum(1)], "cross_entropy").result()
+            return training.optim_step(ADAM).result().metrics
+
+        assert (await asyncio.to_thread(loaded))["steps"] == 11.0
+        await asyncio.to_thread(lambda: service.close("success").result())
+        assert world.server.service._lines == {}, "a session that is closed takes its models along"
+
+
+def all_in_flight(service: Any, steps: int = 6) -> str:
+    """A digest of all that was told of steps of three requests each, all in flight at once."""
+    training = service.create_lora_training_client(base_model=BASE, rank=8, seed=3).result()
+    futures = []
+    for number in range(steps):
+        futures += [training.forward_backward([datum(number, part)], "cross_entropy") for part in range(3)]
+        futures.append(training.optim_step(ADAM))
+    metrics = [future.result().metrics for future in futures]
+    assert metrics[-1] == {"steps": steps, "calls": 3 * steps}
+    path = training.save_weights_for_sampler("end").result().path
+    sampling = service.create_sampling_client(model_path=path).result()
+    logprobs = sampling.compute_logprobs(tinker.ModelInput.from_ints([1, 2])).result()
+    return hashlib.sha256(repr([metrics, logprobs]).encode()).hexdigest()
+
+
+@pytest.mark.long
+async def test_dropped_answers_failures_and_restarts_change_no_number(tmp_path):
+    """Every request is in flight at once; 20 % of the answers are lost, 10 % become 500, the server restarts twice."""
+    digests = []
+    for disturbed in (False, True):
+        (tmp_path / str(disturbed)).mkdir()
+        async with HttpWorld(tmp_path / str(disturbed)) as world, service_of(world) as service:
+            world.drawn = random.Random(1) if disturbed else None
+            story = asyncio.create_task(asyncio.to_thread(all_in_flight, service))
+            for _ in range(2 if disturbed else 0):
+                calls = world.faults.calls
+                while world.faults.calls < calls + 7 and not story.done():
+                    await asyncio.sleep(0.01)
+                await world.restart()
+            digests.append(await story)
+            assert not disturbed or world.disturbed > 3
+    assert digests[0] == digests[1]
+
+
+async def test_two_tenants_do_not_see_each_other(tmp_path):
+    async with HttpWorld(tmp_path) as world, service_of(world) as alice, service_of(world, "bob") as bob:
+
+        def saved() -> str:
+            training = alice.create_lora_training_client(base_model=BASE, rank=8).result()
+            return training.save_state("mine").result().path
+
+        path = await asyncio.to_thread(saved)
+        with pytest.raises(tinker.NotFoundError, match="no weights of yours"):
+            await asyncio.to_thread(lambda: bob.create_training_client_from_state(path).result())
+
+        def stranger() -> None:
+            service = tinker.ServiceClient(base_url=world.url, api_key="tml-alice-0")
+            service.create_lora_training_client(base_model=BASE).result()
+
+        with pytest.raises(tinker.AuthenticationError, match="none of this server's"):
+            await asyncio.to_thread(stranger)
