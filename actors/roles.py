@@ -1,7 +1,7 @@
 """Which actors each kind of process hosts. Strings only, so that listing roles imports none of them.
 
-A role's ``build`` function gets the process's arguments (RoleArgs for a job's process, ServiceArgs for a training
-service, which has no job) and returns its actors by name. The process is started by a node agent as
+A role's ``build`` function gets the process's arguments (RoleArgs for a job's process; ServiceArgs for a training
+service and ServingArgs for the model server, which have no job) and returns its actors by name. The process is started by a node agent as
 ``python -m main actor`` (``supervisors/machine/processes/process.py``), spawns these actors and then reports ready.
 """
 
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from configs.names import SHARED
+from configs.names import SERVING, SHARED
 from configs.schema import JobConfig
 from configs.services import ServiceConfig
+from configs.serving import ServingConfig
 from transport.address import ActorAddress
 
 if TYPE_CHECKING:
@@ -93,7 +94,32 @@ class ServiceArgs(ProcessArgs, frozen=True, kw_only=True, tag="service"):
         return service_process(self.leader or self.name)
 
 
-AnyArgs = RoleArgs | ServiceArgs
+class ServingArgs(ProcessArgs, frozen=True, kw_only=True, tag="serving"):
+    """Arguments of the model server's process, or of a sampler's, which samples the base model ``model``.
+
+    ``serving`` is the ServingConfig as JSON, ``service`` the ServiceConfig of who trains.
+    """
+
+    serving: str
+    service: str
+    model: str = ""
+    head: ActorAddress
+    """Actor of the head that knows where the other processes are."""
+
+    @property
+    def config(self) -> ServingConfig:
+        return ServingConfig.model_validate_json(self.serving)
+
+    @property
+    def service_config(self) -> ServiceConfig:
+        return ServiceConfig.model_validate_json(self.service)
+
+    @property
+    def name_of_job(self) -> str:
+        return SERVING
+
+
+AnyArgs = RoleArgs | ServiceArgs | ServingArgs
 
 
 def service_process(name: str) -> str:
@@ -117,6 +143,8 @@ ROLES: dict[str, str] = {
     "ranker": "actors.ranker.ranker:build",
     "gateway": "actors.gateway.service:build",
     "environments": "actors.environments.episodes.worker:build",
+    "models": "actors.serving.model_server:build",
+    "sampler": "actors.sampling.service:build",
 }
 
 

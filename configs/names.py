@@ -15,6 +15,8 @@ NODE_NAME_CHARACTERS_MAX: Final = 56
 """Longest name of a machine; it recurs in the names of its workers and peers, which may have 200 characters."""
 SHARED: Final = "service"
 """Word in place of a job's name in the names of processes that serve several jobs."""
+SERVING: Final = "serving"
+"""Word in place of a job's name in the names of the processes that serve models to programs of other people."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _RANK: Final = re.compile(r"(?<=.)\.rank[1-9][0-9]{0,3}$", re.ASCII)
 """Ending of the name of each rank of a group, except the leader, rank 0."""
@@ -68,3 +70,18 @@ def ranks_in_words(names: Collection[str]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {ranks[0]} {'and' if len(ranks) == 2 else 'to'} {ranks[-1]}"
+
+
+def served_model(number: int) -> str:
+    """Name under which a training service knows a model of a client; no job may be called so."""
+    return f"{SERVING}.{number}"
+
+
+def is_served_model(job: str) -> bool:
+    """Whether ``job`` is a client's model, and no job."""
+    return job.startswith(f"{SERVING}.")
+
+
+def sampler_name(model: int, number: int) -> str:
+    """Name of one of the processes that sample the served model at that place of the serving file."""
+    return f"sampler-{model}-{number}"

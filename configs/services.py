@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from configs.errors import ConfigError, Found
-from configs.names import SHARED
+from configs.names import SERVING, SHARED
 from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.validation import load_file, validate
 
@@ -187,7 +187,7 @@ def problems_with(job: JobConfig, config: ServicesConfig | None) -> list[Found]:
     wanted = job.trainer.service
     if wanted is None:
         return []
-    if job.name == SHARED or job.name.startswith(f"{SHARED}."):
+    if job.name in (SHARED, SERVING) or job.name.startswith((f"{SHARED}.", f"{SERVING}.")):
         return [("name", f"{job.name} is what processes of the services are called", "Choose another name")]
     if config is None or not config.services:
         return [

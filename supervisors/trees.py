@@ -10,6 +10,7 @@
     ├── control server          the scriptable socket (actors/control)
     ├── slot shares             which job's workers are on which slot of the nodes (pool/slot_shares.py)
     ├── service.<name>          a training service that several jobs share (services.py)           a process each
+    ├── serving                 models for programs of other people: models, sampler-0-0 …        a process each
     └── per job (job_tree.py)
         ├── core.<job>          rest_for_one: metrics ─▶ scheduler (ledger, journal) ─▶ job
         ├── services.<job>      one_for_one: weights · rewards (and prompts) · trainer · ranker   a process each
@@ -47,6 +48,7 @@ from configs.limits import DEFAULT_LIMITS
 from configs.run_files import LOGS
 from configs.schema import JobConfig
 from configs.services import ServicesConfig
+from configs.serving import ServingConfig
 from supervisors.head.head_messages import HeadOrder, HeadReady, JobOrder
 from supervisors.head.head_process import interruptible
 from supervisors.head.job_register import JobRegister
@@ -74,6 +76,7 @@ async def run_head(
     control_keys: Path | None = None,
     faults: FaultPlan | None = None,
     services: ServicesConfig | None = None,
+    serving: ServingConfig | None = None,
     allow_functions: Sequence[str] | None = None,
     devices: Devices = NO_DEVICES,
 ) -> dict[str, Any]:
@@ -87,6 +90,7 @@ async def run_head(
         jobs: by run directory, which holds the job's file. None: serve jobs that come over the control socket.
         on_progress: called with each piece of news, a map (``cli/live_view.py``), with ``of_job`` if it is of one job.
         listen: endpoint at which nodes join. None: the one that the jobs name.
+        serving: models to serve beside the jobs, by one of ``services``.
         faults: a plan for ``jobs``; each summary says what has become of that job's part.
         allow_functions: prefixes of the functions that submitted jobs may name; None: any.
 
@@ -108,7 +112,8 @@ async def run_head(
             return
         at, join = _shown(for_others(head.control), control_keys), _shown(head.endpoint, keys)
         if serves:
-            said = [f"nodes join    headrace node --join {join}", f"control       {at}"]
+            said = [f"nodes join    headrace node --join {join}"] if listen is not None else []
+            said += [f"control       {at}"]
         else:
             said = [f"control socket {at}", *_lines_on_nodes(jobs.values(), join, alone=alone)]
         for message in said:
@@ -133,6 +138,7 @@ async def run_head(
         resume=resume,
         faults=faults.model_dump_json() if faults is not None else "",
         services=services.model_dump_json() if services is not None else "",
+        serving=serving.model_dump_json() if serving is not None else "",
         allow_functions=tuple(allow_functions) if allow_functions else None,
     )  # fmt: skip
     try:

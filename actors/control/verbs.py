@@ -151,6 +151,12 @@ class Queue(Args, frozen=True):
     gives = "jobs that wait for a training service: list of `{job, service, why, …}`"
 
 
+class Models(Args, frozen=True):
+    """Models that clients train on a head that serves them: whose each is, and what it waits for."""
+
+    gives = "list of `{tenant, model, base_model, rank, operations, waiting, awake, why}`"
+
+
 class ServiceAdd(Args, frozen=True):
     """Start a training service."""
 

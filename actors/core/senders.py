@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from configs.names import SHARED, leader_of
+from configs.names import SERVING, SHARED, leader_of
 from transport.address import PeerId
 
 HEAD: Final = "head"
@@ -30,6 +30,9 @@ AGENT_ACTOR: Final = "agent"
 _SERVICES: Final = frozenset(["trainer", "weights", "rewards", "ranker", "gateway"])
 _TRAINER: Final = ".trainer"
 _ENVIRONMENTS: Final = "environments-"
+MODELS: Final = "models"
+"""Name of the model server's main actor."""
+_SAMPLERS: Final = "sampler-"
 _WORKERS: Final = ".rollout-"
 
 Guard = Callable[[PeerId, str, str], str | None]
@@ -48,6 +51,10 @@ class SenderKind(enum.StrEnum):
     """A role process on the head's machine: trainer, weights, rewards, ranker, gateway, environments."""
     TRAIN_SERVICE = "train_service"
     """A process on the head's machine that trains for several jobs."""
+    MODEL_SERVER = "model_server"
+    """The process on the head's machine that serves models to programs of other people."""
+    SAMPLER = "sampler"
+    """A process on the head's machine that samples for the model server."""
     WORKER = "worker"
     """A rollout worker's process, on whichever machine."""
     RANK = "rank"
@@ -66,7 +73,8 @@ class Sender(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def sender_of(name: str) -> Sender:
-    """Parse a name: ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>`` or ``head.service.<name>``.
+    """Parse a name: ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``, ``head.service.<name>`` or
+    ``head.serving.<actor>``.
 
     A name that ends in ``.rank<n>`` follows the process with the name before that; a trainer's rank may also be on
     another machine. A node's name has no dot; a job's may. No job's actor can have a training service's name.
@@ -92,6 +100,9 @@ def sender_of(name: str) -> Sender:
         return Sender(SenderKind.SERVICE, node, job)
     if node == HEAD and job == SHARED:
         return Sender(SenderKind.TRAIN_SERVICE, node, rest)
+    if node == HEAD and job == SERVING:
+        kind = SenderKind.MODEL_SERVER if service == MODELS else SenderKind.SAMPLER
+        return Sender(kind if service == MODELS or service.startswith(_SAMPLERS) else SenderKind.STRANGER, node, job)
     return Sender(SenderKind.STRANGER, node, job)
 
 

@@ -19,8 +19,9 @@ _SERVICE = frozenset([SenderKind.SERVICE])
 _ROLE = _SERVICE | _WORKER
 _RANK = frozenset([SenderKind.RANK])
 _TRAIN_SERVICE = frozenset([SenderKind.TRAIN_SERVICE])
+_MODEL_SERVER = frozenset([SenderKind.MODEL_SERVER])
 _LEADER = _ROLE | _TRAIN_SERVICE
-_PROCESS = _ROLE | _TRAIN_SERVICE | _RANK
+_PROCESS = _ROLE | _TRAIN_SERVICE | _RANK | _MODEL_SERVER | {SenderKind.SAMPLER}
 """Kinds of processes that a node agent has started."""
 _NODE = frozenset([SenderKind.AGENT])
 
@@ -39,6 +40,7 @@ _SAID_WITHIN: Final = (
     "metrics.evaluation_row", "metrics.flush", "metrics.flushed", "metrics.step_row",
     "rewards.scored",
     "sampling.sampled",
+    "serving.found", "serving.state",
     "prompts.prompts_read",
     "training.answer", "training.attached", "training.service_state",
     "ranks.done",
@@ -96,12 +98,16 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "environments.begin_episodes": _HEAD,
     "environments.abandon_episodes": _HEAD,
     # to a sampler of snapshots
-    "sampling.ask": _HEAD | _SERVICE,
-    # to a training service: a trainer speaks for its own job
-    "training.attach": _SERVICE,
-    "training.call": _SERVICE,
-    "training.committed": _SERVICE,
-    "training.detach": _HEAD | _SERVICE,
+    "sampling.ask": _HEAD | _MODEL_SERVER,
+    # between the head and the model server
+    "serving.find": _MODEL_SERVER,
+    "serving.listens": _MODEL_SERVER,
+    "serving.query": _HEAD,
+    # to a training service: a trainer speaks for its own job, the model server for its models
+    "training.attach": _SERVICE | _MODEL_SERVER,
+    "training.call": _SERVICE | _MODEL_SERVER,
+    "training.committed": _SERVICE | _MODEL_SERVER,
+    "training.detach": _HEAD | _SERVICE | _MODEL_SERVER,
     "training.query_service": _HEAD,
     # to a rank: from the leader of its group alone
     "ranks.follow": _LEADER,

@@ -8,9 +8,14 @@ A caller that gives up, or is gone, cancels its question, and with it what the e
 
 from __future__ import annotations
 
+import os
+
 from actors.core.actor import Actor, concurrent, handles
 from actors.protocol.sampling import AskSample, Sampled
+from actors.roles import ServingArgs
+from actors.rollout.engine import EngineSpec
 from actors.sampling.sampler import SamplerSetup, SnapshotSampler
+from configs.serving import served_base
 
 
 class SamplerService(Actor):
@@ -38,6 +43,15 @@ class SamplerService(Actor):
         return Sampled(result=await self._sampler.sample(message.request))
 
 
-def build(name: str, setup: SamplerSetup) -> dict[str, Actor]:
-    """The actors of a process that samples, by name."""
-    return {name: SamplerService(setup)}
+def build(args: ServingArgs) -> dict[str, Actor]:
+    """The actors of a process that samples the base model ``args.model``, by name."""
+    config = args.config
+    base = served_base(next(model for model in config.models if model.name == args.model))
+    spec = EngineSpec(
+        model_path=base.path,
+        dtype=base.dtype,
+        device=config.device,
+        threads=config.threads or len(os.sched_getaffinity(0)),
+        max_context_tokens=base.context_tokens,
+    )
+    return {args.name: SamplerService(SamplerSetup(engine="torch", spec=spec))}

@@ -4,6 +4,7 @@ HeadraceError
 └── TinkerError
     ├── Problem            the request is answered with a 4xx or 5xx and a sentence; never 409, which clients repeat
     ├── OperationRefused   the user's: the operation was not begun, or left no trace; its future fails, the next goes on
+    ├── LearnerBusy        infrastructure: what computes has no room now, and has changed nothing; it is asked again
     ├── LearnerLost        infrastructure: what computes is gone; it is made again, and the operation executed again
     ├── LogFailed          infrastructure: the log cannot be written; nothing is answered until it can
     └── LogUnreadable      configuration: no log of this version, or a damaged one; do not retry
@@ -29,6 +30,10 @@ class Problem(TinkerError):
 
 class OperationRefused(TinkerError):
     """An operation is wrong in itself: the text names the field, the value, and what is expected."""
+
+
+class LearnerBusy(TinkerError):
+    """What computes for a model has no room for it now. Nothing has changed, and asking again is safe."""
 
 
 class LearnerLost(TinkerError):

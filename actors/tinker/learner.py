@@ -6,8 +6,8 @@ Invariants
 - A learner computes one call at a time, and equal calls after an equal state give equal bits: what follows a saved
   state can be executed again.
 - A call that raises OperationRefused has changed nothing; only a refused ``optim_step`` has forgotten the gradient.
-  After any other error the learner is closed, and another one is made, loaded, and given the calls since the saved
-  state.
+  So has one that raises LearnerBusy, and it may be repeated. After any other error the learner is closed, and another
+  one is made, loaded, and given the calls since the saved state.
 - Gradients add up as sums over calls until ``optim_step``, which forgets them; ``load`` forgets them too.
 """
 
@@ -89,6 +89,11 @@ class LearnerFactory(Protocol):
         """Raises OperationRefused: the base model is not served, or a flag of ``spec`` cannot be honoured."""
         ...
 
-    async def make(self, spec: ModelSpec) -> Learner:
-        """A model that no step has been taken with. Raises LearnerLost or OperationRefused."""
+    async def make(self, spec: ModelSpec, number: int) -> Learner:
+        """A model that no step has been taken with; ``number`` is that of the model, in all lives of the server.
+
+        Raises:
+            LearnerLost, OperationRefused.
+            LearnerBusy: there is no room for it now.
+        """
         ...

@@ -28,7 +28,7 @@ import structlog
 from actors.host.clock import time_of_day_s
 from actors.tinker import operations as op
 from actors.tinker.directories import Directories
-from actors.tinker.errors import LearnerLost, LogFailed, LogUnreadable, OperationRefused, Problem
+from actors.tinker.errors import LearnerBusy, LearnerLost, LogFailed, LogUnreadable, OperationRefused, Problem
 from actors.tinker.learner import Learner, LearnerFactory
 from actors.tinker.operation_log import ModelRow, OperationLog, Outcome, SamplerRow, WeightsRow
 from actors.tinker.paths import WeightsPath
@@ -158,6 +158,16 @@ class ModelLine:
         """Whether an operation waits, or is executed."""
         return seq in self._stored or seq in self._storing
 
+    @property
+    def waiting(self) -> int:
+        """Number of operations that have come and are not answered."""
+        return len(self._stored) + len(self._storing)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it holds what computes."""
+        return self._learner is not None
+
     def gap(self) -> str:
         """What the line waits for, in a sentence, if operations wait behind one that has not come; else empty."""
         if not self._stored or self.next in self._stored:
@@ -211,9 +221,14 @@ class ModelLine:
     async def _outcome(self, seq: int, operation: op.Operation) -> Outcome:
         """What comes of an operation; whatever is raised here was not the operation's fault."""
         error: Exception | None = None
-        for _ in range(self.parts.limits.tinker_attempts):
+        tries = 0
+        while tries < self.parts.limits.tinker_attempts:
             try:
                 return await self._attempt(seq, operation)
+            except LearnerBusy as busy:
+                self._logger.info("an operation waits for room", operation=seq, why=str(busy))
+                await asyncio.sleep(self.parts.limits.tinker_busy_s)
+                continue
             except OperationRefused as refused:
                 return Outcome(op.Failed(str(refused), of_user=True), replays=isinstance(operation, op.OptimStep))
             except _NotFiniteError as spoilt:
@@ -221,6 +236,7 @@ class ModelLine:
                 return Outcome(op.Failed(str(spoilt), of_user=True))
             except (LearnerLost, TimeoutError) as lost:
                 error = lost
+                tries += 1
                 self._logger.warning("what computes was lost; it is made again", operation=seq, error=str(lost))
                 await self._drop()
             except (LogFailed, LogUnreadable):
@@ -334,7 +350,7 @@ class ModelLine:
         if self._learner is not None:
             return self._learner
         async with asyncio.timeout(self.parts.limits.tinker_operation_s):
-            learner = self._learner = await self.parts.factory.make(self.row.spec)
+            learner = self._learner = await self.parts.factory.make(self.row.spec, self.row.number)
             self._since = _SinceSaved()
             if self._state is not None:
                 await learner.load(self.parts.directories.path(self._state), optimizer=True)

@@ -321,6 +321,17 @@ class TinkerService:
         """Models whose operations wait for one that has not come, each with a sentence."""
         return {name: gap for name, line in self._lines.items() if (gap := line.gap())}
 
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for people for each model that is alive."""
+        return [
+            {
+                "tenant": line.row.tenant, "model": line.row.id, "base_model": line.row.spec.base_model,
+                "rank": line.row.spec.rank, "operations": line.next, "waiting": line.waiting, "awake": line.is_awake,
+                "why": line.broken or line.gap(),
+            }
+            for line in self._lines.values()
+        ]  # fmt: skip
+
     # ------------------------------------------------------------ what goes on by itself
 
     def _start(self, line: ModelLine) -> None:

@@ -27,6 +27,7 @@ from actors.train_service.tiers import BundleReport
 from actors.trainer.backend import TrainBackend
 from actors.trainer.backends.remote_errors import failed
 from actors.trainer.errors import CallRefused, OutOfMemory
+from configs.names import is_served_model
 from transport.address import ActorAddress
 
 _CHANGES = (training.AccumulateCall, training.LearnCall, training.DropSums, training.StepCall, training.LoadCall)
@@ -114,6 +115,15 @@ class Bundle:
     @property
     def trainer(self) -> ActorAddress:
         return self.attach.trainer
+
+    @property
+    def is_of_job(self) -> bool:
+        """Whether a job's trainer asks for it, and not a client of the model server, whose log has all of its state."""
+        return not is_served_model(self.job)
+
+    def is_asked_for_by(self, message: training.AttachBundle) -> bool:
+        """Whether ``message`` asks for this very life."""
+        return (self.trainer, self.attach.run) == (message.trainer, message.run)
 
     async def begins(self) -> None:
         """Wait for the end of the life before, for as long as the trainer waits for a slice.

@@ -61,6 +61,7 @@ from actors.train_service.slice_queue import SliceQueue
 from actors.trainer.backend import TrainBackend
 from actors.trainer.errors import BundleLost, ParkedStateDamaged, ServiceBusy, ServiceRefuses
 from actors.trainer.parking import Parkable
+from configs.names import is_served_model
 
 MakeBackend = Callable[[str], TrainBackend]
 MakeFiles = Callable[[Path], ParkedFiles]
@@ -137,7 +138,7 @@ class TrainService(Actor):
     async def attach(self, message: AttachBundle) -> BundleAttached:
         self._see_who_asks(message.job)
         bundle = self._bundles.get(message.job)
-        if bundle is None or bundle.trainer != message.trainer:
+        if bundle is None or not bundle.is_asked_for_by(message):
             self._lives += 1
             number = self._lives  # before the wait, so that an overtaken request has the older life
             agreed = await self.ctx.run_blocking(self._admission.agree, message)
@@ -150,20 +151,25 @@ class TrainService(Actor):
         return answer
 
     def _see_who_asks(self, job: str) -> None:
-        """Check that a trainer speaks for its own job; the head, and this process, may speak for any."""
+        """Check that a trainer speaks for its own job, and the model server for its models.
+
+        The head, and this process, may speak for any.
+        """
         process = self.ctx.sender_process
         sender = sender_of("" if process is None else process.name)
-        if process is None or (sender.kind is SenderKind.SERVICE and sender.job != job):
+        is_foreign = sender.kind is SenderKind.SERVICE and sender.job != job
+        is_foreign = is_foreign or (sender.kind is SenderKind.MODEL_SERVER and not is_served_model(job))
+        if process is None or is_foreign:
             raise NotYours(f"{process or 'nobody'} spoke for the job {job!r}")
 
     def _begin_life(self, message: AttachBundle, agreed: Agreed, number: int) -> Bundle:
         job, before = message.job, self._bundles.get(message.job)
-        if before is not None and before.trainer == message.trainer:  # the same request, repeated
+        if before is not None and before.is_asked_for_by(message):  # the same request, repeated
             return before
         if before is not None and before.number > number:
             raise BundleLost(f"job {job}: a later life of its trainer has attached meanwhile")
-        others = [bundle.job for bundle in self._bundles.values() if bundle.job != job and not bundle.over]
-        if len(others) >= self._config.jobs_max:
+        others = [one.job for one in self._bundles.values() if one.job != job and not one.over and one.is_of_job]
+        if not is_served_model(job) and len(others) >= self._config.jobs_max:
             raise ServiceBusy(f"the service {self._config.name} serves {len(others)} jobs already (jobs_max): {others}")
         if before is not None:
             self._end_life(before, "another life of its trainer has attached")
@@ -364,8 +370,8 @@ class TrainService(Actor):
         self.ctx.watch(bundle.trainer)
 
     def _end_life(self, bundle: Bundle, why: str, *, keep: bool = True) -> None:
-        """End a life. ``keep``: the job's next life may go on from this one's state."""
-        begins = not bundle.over
+        """End a life. ``keep``: the job's next life may go on from this one's state; a client's model never does."""
+        begins, keep = not bundle.over, keep and bundle.is_of_job
         if begins:
             bundle.over = why
             self.ctx.log.info("the life of a bundle is over", job=bundle.job, why=why)

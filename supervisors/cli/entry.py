@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_LONG_LIVED: Final = ("run", "head", "node", "actor", "lead", "held")
+_LONG_LIVED: Final = ("run", "head", "node", "serve", "actor", "lead", "held")
 """Commands that do more than print: they go on when nobody reads their output."""
 _ONLY_TOLD: Final = {"--help", "--version"}
 _OURS: Final = ("main", "actors", "configs", "transport", "supervisors")

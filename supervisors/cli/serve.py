@@ -23,6 +23,7 @@ from supervisors.cli.command import (
     refuse_bad_sockets,
 )
 from supervisors.cli.running.services_file import ServicesFile, services_of
+from supervisors.cli.serve_models import served_by
 
 if TYPE_CHECKING:
     from supervisors.machine.run_directory import RunLock
@@ -33,6 +34,11 @@ def head(
     control: Control = None,
     dir_: Annotated[Path, typer.Option("--dir", help="Where run directories are made.")] = RUN_ROOT,
     services: ServicesFile = None,
+    serve: Annotated[
+        Path | None,
+        typer.Option(metavar="SERVING.yaml", help="Models for programs that use the tinker client, trained by one of "
+                     "the --services."),
+    ] = None,
     devices: DeviceOption = None,
     keys: Keys = None,
     control_keys: ControlKeys = None,
@@ -53,10 +59,11 @@ def head(
 
     try:
         shared = services_of(services, None)
+        serving = served_by(serve, shared) if serve is not None else None
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
     lines = JobLines(lambda line: print(line, flush=True))
-    with _alone_in(dir_):
+    with alone_in(dir_):
         finish(
             lambda: run_head(
                 dir_,
@@ -67,13 +74,14 @@ def head(
                 control_keys=control_keys,
                 allow_functions=allow_functions,
                 services=shared,
+                serving=serving,
                 devices=found,
                 on_progress=lines.update,
             )
         )
 
 
-def _alone_in(directory: Path) -> RunLock:
+def alone_in(directory: Path) -> RunLock:
     """Lock ``directory``: a second head there would forget the first one's jobs and remove its services' files."""
     from supervisors.machine.run_directory import RunLock
     from supervisors.tree.errors import DirectoryInUse

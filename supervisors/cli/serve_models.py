@@ -1,13 +1,29 @@
-"""``headrace serve``: models for programs that train and sample with the client ``tinker``."""
+"""``headrace serve``: models for programs that train and sample with the client ``tinker``.
+
+    --model …, --services FILE │ one service of this machine ─▶ ServingConfig ─▶ a head that serves nothing else
+    headrace head --serve FILE ───────────────────────────────▶ the same, beside jobs
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from supervisors.cli.command import EXIT_BAD_CONFIG, fail, finish
+from configs.errors import ConfigError, Problem
+from supervisors.cli.command import EXIT_BAD_CONFIG, DeviceOption, devices_of_this_machine, fail, finish
+from supervisors.cli.running.services_file import ServicesFile, services_of
+
+if TYPE_CHECKING:
+    from configs.services import ServicesConfig
+    from configs.serving import ServingConfig
+
+_OWN_SERVICE: Final = "train-0"
+_MEMORY_SHARE: Final = 0.5
+"""Share of this machine's memory for trained state, where no services file says it."""
 
 
 def serve(
@@ -15,6 +31,8 @@ def serve(
         list[str],
         typer.Option(metavar="[NAME=]DIR", help="A base model: a Hugging Face directory. Repeatable."),
     ],
+    services: ServicesFile = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that sample, for each model.")] = 1,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any.")] = 8900,
     dir_: Annotated[
         Path, typer.Option("--dir", help="Where operations and saved states are kept; with it, it goes on.")
@@ -29,20 +47,81 @@ def serve(
             help="Make adapters without one of the output embedding, which clients ask for unless they say otherwise.",
         ),
     ] = False,
+    devices: DeviceOption = None,
 ) -> None:
-    """Serve models to programs that use the tinker client, from this process, until stopped."""
+    """Serve models to programs that use the tinker client, until stopped."""
+    from configs.serving import ServingConfig, models_named, problems_of, service_for
+    from supervisors.cli.running.job_lines import JobLines
+    from supervisors.cli.serve import alone_in
+    from supervisors.trees import run_head
+
+    _require_client()
+    found = devices_of_this_machine(devices)
+    try:
+        shared = services_of(services, None) or _own_service()
+        serving = ServingConfig(
+            models=models_named(model), directory=str(dir_), port=port, samplers=workers, head_stays=head_stays
+        )
+        service_for(serving, shared)
+        if problems := [Problem("--model", *found) for found in problems_of(serving)]:
+            raise ConfigError(problems)
+    except ConfigError as error:
+        fail(str(error), EXIT_BAD_CONFIG)
+    lines, keys = JobLines(lambda line: print(line, flush=True)), _Keys(dir_, tenant or ["me"])
+
+    def hear(progress: Mapping[str, Any]) -> None:
+        lines.update(progress)
+        if "TINKER_BASE_URL" in str(progress.get("message")):
+            keys.tell()
+
+    with alone_in(dir_):
+        print(f"serving       {', '.join(one.name for one in serving.models)}", flush=True)
+        finish(lambda: run_head(dir_, None, services=shared, serving=serving, devices=found, on_progress=hear))
+
+
+def served_by(file: Path, services: ServicesConfig | None) -> ServingConfig:
+    """The serving file of a head that has ``services``.
+
+    Raises:
+        ConfigError: it is wrong, or there is no service that trains its models.
+    """
+    from configs.serving import load_serving, service_for
+
+    _require_client()
+    serving = load_serving(file)
+    if services is None:
+        wrong = "is given, and no service that trains its models"
+        raise ConfigError.of("--serve", "", wrong, "Add --services FILE")
+    service_for(serving, services)
+    return serving
+
+
+def _own_service() -> ServicesConfig:
+    """One service, with half of this machine's memory."""
+    from configs.services import ServiceConfig, ServicesConfig
+
+    memory_bytes = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
+    service = ServiceConfig(name=_OWN_SERVICE, memory_bytes=memory_bytes, host_bytes=memory_bytes // 2)
+    return ServicesConfig(services=[service])
+
+
+def _require_client() -> None:
     try:
         import tinker as _client  # pyright: ignore[reportMissingImports] - an optional extra  # noqa: F401
     except ImportError:
-        fail("headrace serve needs the client's message types: pip install 'headrace[tinker]'", EXIT_BAD_CONFIG)
-    from supervisors.serving.local_models import NotServable
-    from supervisors.serving.local_server import base_models
-    from supervisors.serving.local_server import serve as run
+        fail("serving models needs the client's message types: pip install 'headrace[tinker]'", EXIT_BAD_CONFIG)
 
-    try:
-        bases = base_models(model)
-    except NotServable as error:
-        fail(str(error), EXIT_BAD_CONFIG)
-    finish(
-        lambda: run(dir_, bases, port, tenant or ["me"], lambda line: print(line, flush=True), head_stays=head_stays)
-    )
+
+class _Keys:
+    """Prints keys of ``tenants`` of the server in ``directory``, once."""
+
+    def __init__(self, directory: Path, tenants: list[str]) -> None:
+        self._directory, self._tenants = directory, tenants
+
+    def tell(self) -> None:
+        from actors.tinker.keys import TenantKeys
+
+        keys, tenants = TenantKeys.of_directory(self._directory), self._tenants
+        self._tenants = []
+        for tenant in tenants:
+            print(f"key           TINKER_API_KEY={keys.sign(tenant)}    for {tenant}", flush=True)

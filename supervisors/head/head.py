@@ -3,7 +3,8 @@
 Head.start ─▶ transport ─▶ system ─▶ nodes · node agent, unless it lives elsewhere ─▶ control server
 Head.launch ─▶ JobRun (job_run.py), followed to its end
 Head.begin_services ─▶ a supervised process each (services.py), places for jobs (admission.py)
-Head.stop ─▶ jobs ─▶ services ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
+Head.begin_serving  ─▶ the model server and its samplers (serving.py)
+Head.stop ─▶ jobs ─▶ serving ─▶ services ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from actors.protocol.who_may_send import guard_for
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
 from configs.services import ServicesConfig
+from configs.serving import ServingConfig, service_for
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
 from supervisors.faults.process_faults import faults_of
@@ -40,6 +42,7 @@ from supervisors.machine.runtime_directory import remove_runtime_directory
 from supervisors.nemesis.fault_schedule import FaultSchedule, JobFaults
 from supervisors.nemesis.nemesis import Nemesis
 from supervisors.pool.slot_shares import WHOLE, PoolShare, SlotShares
+from supervisors.serving.serving import Serving
 from supervisors.sharing.admission import Admission
 from supervisors.sharing.service_register import ServiceRegister
 from supervisors.sharing.services import Services
@@ -97,6 +100,7 @@ class Head:
             on_ready=lambda service: self.admission.service_is_ready(service),
         )  # fmt: skip
         self.service_register = ServiceRegister(beside, owner, on_news=self._tell_all_that_share)
+        self.serving: Serving | None = None
         self.admission = Admission(self.services, self.service_register, on_move=self._move_trainer)
         self.system: ActorSystem
         self._control: ControlServer | None = None
@@ -129,6 +133,18 @@ class Head:
         recorded = self.service_register.now
         for config in recorded.rules.services:
             await self.services.begin(config, draining=config.name in recorded.draining)
+
+    async def begin_serving(self, config: ServingConfig, *, former: bool, say: Callable[[str], None]) -> None:
+        """Serve models by one of the services that were begun, also those that a ``former`` life has served.
+
+        Raises:
+            ConfigError: there is no such service.
+        """
+        service = service_for(config, self.service_register.now.rules)
+        self.serving = Serving(
+            self.nodes, self.machine, self.services, config, service, limits=self.limits, say=say
+        )  # fmt: skip
+        await self.serving.begin(self.system, adopting=former)
 
     def _tell_its_jobs(self, service: str, news: str) -> None:
         for job, place in self.admission.places.items():
@@ -322,6 +338,8 @@ class Head:
         for run in reversed(list(self.jobs.values())):
             await run.stop()
         self.admission.close()
+        if self.serving is not None:
+            await self.serving.stop()
         await self.services.stop()
         if self._control is not None:
             await self._control.stop()

@@ -76,6 +76,8 @@ class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs after whose ends the head ends; None: it serves jobs from the control socket until a signal."""
     services: str = ""
     """A services file as JSON, for the first life; empty: none."""
+    serving: str = ""
+    """A serving file as JSON; empty: no models are served."""
     resume: bool = False
     faults: str = ""
     """A fault plan for ``jobs``, as JSON."""

@@ -41,6 +41,7 @@ from configs.loader import read_job
 from configs.run_files import JOB_FILE, JOURNAL, SUMMARY
 from configs.schema import JobConfig
 from configs.services import ServicesConfig
+from configs.serving import ServingConfig
 from supervisors.head.head import Head
 from supervisors.head.head_messages import (
     FormerJob,
@@ -124,6 +125,11 @@ async def lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.
     try:
         rules = ServicesConfig.model_validate_json(order.services) if order.services else None
         await head.begin_services(rules, former=order.former is not None)
+        if order.serving:
+            served = ServingConfig.model_validate_json(order.serving)
+            await head.begin_serving(
+                served, former=order.former is not None, say=lambda line: reporter.progress({"message": line})
+            )
         head.subscribe(reporter.follow)
         summaries: dict[str, Any] = {}
         if order.jobs is not None:

@@ -20,7 +20,7 @@ from actors.protocol.jobs import CancelJob, CheckpointJob, CheckpointReport, Job
 from configs.errors import ConfigError, Problem
 from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
-from configs.names import SHARED
+from configs.names import SERVING, SHARED
 from configs.run_files import JOB_FILE, LOGS, METRICS
 from configs.services import problems_with
 from supervisors.head.allowed_functions import check_allowed
@@ -95,6 +95,8 @@ class Operations(ServiceOperations):
         self._check_over(name)  # somebody else may have waited for the name, too
 
     def _check_over(self, name: str) -> None:
+        if name == SERVING and self._head.serving is not None:
+            raise NotNow(f"{name} is what the processes are called that serve models", "give the job another name")
         running = self._head.jobs.get(name)
         if running is not None and not running.state.over:
             raise NotNow(
@@ -263,6 +265,9 @@ class Operations(ServiceOperations):
         ]
         for name, children in self._head.services.children() if job is None else ():
             rows += [_row(name, "supervisor", "head"), *(self._child(info, SHARED) for info in children)]
+        if self._head.serving is not None and job is None:
+            rows += [_row(SERVING, "supervisor", "head")]
+            rows += [self._child(info, SERVING) for info in self._head.serving.children()]
         for run in runs:
             for part, supervisor in run.tree.supervisors.items():
                 rows.append(_row(f"{part}.{run.job.name}", "supervisor", "head"))

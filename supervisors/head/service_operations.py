@@ -65,6 +65,11 @@ class ServiceOperations:
     async def queue(self) -> list[Plain]:
         return self._head.admission.queue()
 
+    async def models(self) -> list[Plain]:
+        if self._head.serving is None:
+            raise NotFound("this head serves no models; headrace head --serve FILE does")
+        return (await self._head.serving.state()).rows
+
     async def service_add(self, service: Plain) -> Plain:
         config = service_from_mapping(service, "the added service")
         if (there := self._head.services.get(config.name)) is not None and not there.failure:

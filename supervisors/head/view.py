@@ -15,6 +15,7 @@ from configs.schema import JobConfig
 from supervisors.jobs.job_run import JobRun
 from supervisors.machine.membership.nodes import Nodes
 from supervisors.nemesis.nemesis import Nemesis
+from supervisors.serving.serving import Serving
 from supervisors.sharing.admission import Admission
 from supervisors.sharing.service_register import ServiceRegister
 from supervisors.sharing.services import Services
@@ -31,6 +32,7 @@ class HeadView(Protocol):
     jobs: dict[str, JobRun]
     services: Services
     service_register: ServiceRegister
+    serving: Serving | None
     admission: Admission
     nemeses: dict[str, Nemesis]
 

@@ -6,8 +6,9 @@
                   every other role stands on core, host and protocol         those who pull may use the weights' client
                   those who load models stand on models, too
                   reward_training and gateway read data and text as environments does; gateway, end tokens as jobs does
+                  serving joins tinker, which knows protocols alone, with the trainer's parts and sampling
                   sampling drives an engine of rollout, and reads text and end tokens as gateway does
-    supervisors   tree ← faults ← machine ← preparation, providers ← pool ← jobs ← nemesis, sharing ← head
+    supervisors   tree ← faults ← machine ← preparation, providers ← pool ← jobs ← nemesis, sharing ← serving ← head
                   head ← simulation, api ← cli
 
 ``ACTORS`` and ``SUPERVISORS`` say it room by room. There is no import circle between files. Imports for type checkers
@@ -51,6 +52,7 @@ ACTORS = {
     "tinker": ROLE,
     "reward_training": ROLE | {"environments", "models"},
     "sampling": ROLE | {"rollout", "models", "environments", "jobs"},
+    "serving": ROLE | {"tinker", "sampling", "trainer", "models"},
     "weights": ROLE,
     "ranker": ROLE | {"models"},
     "ranks": ROLE,
@@ -72,11 +74,11 @@ SUPERVISORS = {
     "jobs": _RUNNING - {"jobs"},
     "nemesis": _RUNNING,
     "sharing": _RUNNING,
-    "head": _RUNNING | {"sharing", "nemesis"},
-    "serving": frozenset[str](),
-    "simulation": _RUNNING | {"sharing", "nemesis", "head", "checkers"},
+    "head": _RUNNING | {"sharing", "serving", "nemesis"},
+    "serving": _RUNNING | {"sharing"},
+    "simulation": _RUNNING | {"sharing", "serving", "nemesis", "head", "checkers"},
     "testing": {"tree", "checkers"},
-    "trees": _RUNNING | {"sharing", "nemesis", "head"},
+    "trees": _RUNNING | {"sharing", "serving", "nemesis", "head"},
     "api": _RUNNING | {"sharing", "nemesis", "head", "checkers", "trees"},
     "cli": _RUNNING | {"sharing", "nemesis", "head", "checkers", "trees", "api", "simulation", "serving"},
 }

@@ -34,9 +34,6 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/sampling/sampler.py", "SnapshotSampler.sample", "call.answer"),
     ],
     "a server of models serves until somebody ends it, or its log fails": [
-        ("supervisors/serving/local_server.py", "serve", "AsyncExitStack()"),
-        ("supervisors/serving/local_server.py", "serve", "server.failed.wait()"),
-        ("supervisors/serving/local_server.py", "serve", "stopped.wait()"),
     ],
     "the thread of an actor waits for its next call, and for the end of its life": [
         ("actors/core/kernel/blocking.py", "_serve_one", "jobs.get()"),

@@ -32,6 +32,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
         "error",
     ),
     "queue": ("job", "service", "project", "priority", "state_bytes", "why"),
+    "models": ("tenant", "model", "base_model", "rank", "operations", "waiting", "awake", "why"),
     "tree": ("name", "role", "node", "pid", "state", "incarnation", "restarts", "devices"),
     "nodes": ("node", "kind", "state", "slots", "slots_used", "devices", "free", "given"),
     "stalls": ("since_s", "process", "waiter", "waits_for", "kind", "what"),

@@ -85,6 +85,9 @@ class FakeBackend:
     async def queue(self) -> list[Plain]:
         return [{"job": "two", "service": "train-0", "why": "queued: waits for 1.2 GB on train-0"}]
 
+    async def models(self) -> list[Plain]:
+        return [{"tenant": "alice", "model": "1:train:0", "base_model": "base", "operations": 3, "waiting": 0}]
+
     async def service_add(self, service: Plain) -> Plain:
         self.calls.append(("service_add", service["name"]))
         return {"service": service["name"], "state": "starting"}

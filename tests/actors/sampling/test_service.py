@@ -16,7 +16,7 @@ from actors.protocol.sampling import AskSample, Sampled, SampleRequest
 from actors.rollout.engine import EngineSpec
 from actors.sampling.errors import BadSampleRequest
 from actors.sampling.sampler import SamplerSetup
-from actors.sampling.service import SamplerService, build
+from actors.sampling.service import SamplerService
 from tests.actors.sampling.sampling_world import CONTEXT_TOKENS, ask, said
 from tests.simulated import run_simulated
 from transport.address import PeerId
@@ -32,9 +32,8 @@ def in_world(scenario: Callable[[ActorRef, SamplerService], Awaitable[None]]) ->
         await here.start()
         await there.start()
         spec = EngineSpec(model_path=Path("none"), max_running=4, max_context_tokens=CONTEXT_TOKENS)
-        [(name, actor)] = build("sampler", SamplerSetup(engine="simulated", spec=spec, end_tokens=(1,))).items()
-        await here.spawn(name, actor)
-        assert isinstance(actor, SamplerService)
+        actor = SamplerService(SamplerSetup(engine="simulated", spec=spec, end_tokens=(1,)))
+        await here.spawn("sampler", actor)
         try:
             await scenario(there.ref(here.address("sampler")), actor)
         finally:

@@ -146,7 +146,7 @@ class FakeFactory:
         if not spec.train_mlp:
             raise OperationRefused("lora_config.train_mlp: false is not served: train all linear layers")
 
-    async def make(self, spec: ModelSpec) -> FakeLearner:
+    async def make(self, spec: ModelSpec, number: int) -> FakeLearner:
         await asyncio.sleep(0)
         self.faults.lives += 1
         return FakeLearner(spec, self.faults)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import re
 import signal
 import subprocess
@@ -18,9 +20,9 @@ import pytest
 
 tinker = pytest.importorskip("tinker")
 
+from configs.errors import ConfigError
 from configs.limits import DEFAULT_LIMITS
-from supervisors.serving.local_models import NotServable
-from supervisors.serving.local_server import base_models
+from configs.serving import ServingConfig, models_named, problems_of, served_base
 from tests.free_ports import free_ports
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -44,6 +46,7 @@ class Served:
     """The command as a process, at one port in all of its lives."""
 
     def __init__(self, model: Path, directory: Path) -> None:
+        self._directory = directory
         self._words = [
             *(sys.executable, "-m", "main", "serve", "--model", f"base={model}", "--dir", str(directory)),
             *("--port", str(free_ports(1)), "--head-stays", "--tenant", "alice"),
@@ -63,6 +66,17 @@ class Served:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def kill_one(self, name: str) -> bool:
+        """Kill the process of that name alone; False: it is not there now."""
+        asked = [sys.executable, "-m", "main", "ctl", "--control", str(self._directory), "tree", "--json"]
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        if told.returncode:
+            return False
+        pids = [row["pid"] for row in json.loads(told.stdout) if row["name"] == name and row["pid"]]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        return bool(pids)
 
     def end(self) -> int:
         self._process.send_signal(signal.SIGTERM)
@@ -141,9 +155,45 @@ def test_a_server_that_is_killed_again_and_again_changes_no_bit(model_path: Path
         server.end()
 
 
-def test_a_directory_that_cannot_be_served_is_refused_by_name(model_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotServable, match=r"holds no config\.json"):
-        base_models([str(tmp_path)])
-    with pytest.raises(NotServable, match="'base' is served already"):
-        base_models([f"base={model_path}", f"base={model_path}"])
-    assert base_models([str(model_path)])[str(model_path)].context_tokens == 512
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_whichever_process_is_killed_no_bit_changes(model_path: Path, tmp_path: Path) -> None:
+    """Trainer, sampler, model server and head in turn, while operations of 60 steps are under way."""
+    undisturbed = Served(model_path, tmp_path / "undisturbed")
+    expected = trained(undisturbed, 60)
+    undisturbed.end()
+    server, step_ended, over = Served(model_path, tmp_path / "served"), threading.Event(), threading.Event()
+    killed: list[str] = []
+
+    def kill_in_turn() -> None:
+        for name in ("train-0", "models", "head", "sampler-0-0", "train-0", "models"):
+            while not over.is_set() and not step_ended.wait(0.05):
+                pass
+            step_ended.clear()
+            if not over.is_set() and server.kill_one(name):
+                killed.append(name)
+
+    killer = threading.Thread(target=kill_in_turn)
+    killer.start()
+    try:
+        assert trained(server, 60, step_ended) == expected
+        assert {"train-0", "models", "head"} <= set(killed)
+    finally:
+        over.set()
+        killer.join()
+        assert server.end() == 0
+
+
+def test_a_model_that_cannot_be_served_is_refused_by_name(model_path: Path, tmp_path: Path) -> None:
+    def told(*texts: str) -> list[tuple[str, str]]:
+        return [(field, what) for field, what, _ in problems_of(ServingConfig(models=models_named(texts)))]
+
+    assert told(f"base={model_path}") == []
+    assert told(f"base={tmp_path}") == [("models.0.path", f"{tmp_path} holds no config.json")]
+    assert told(f"base={model_path}", f"base={model_path}") == [("models.1.name", "base is served already")]
+    assert told() == [("models", "is empty")]
+    with pytest.raises(ConfigError, match="is no name for a model"):
+        models_named([f"a model={model_path}"])
+    [model] = models_named([str(model_path)])
+    assert model.name == str(model_path)
+    assert served_base(model).context_tokens == 512
