@@ -1,7 +1,7 @@
 """``headrace serve``: models for programs that train and sample with the client ``tinker``.
 
-    --model …, --services FILE │ one service of this machine ─▶ ServingConfig ─▶ a head that serves nothing else
-    headrace head --serve FILE ───────────────────────────────▶ the same, beside jobs
+--model …, --services FILE │ one service of this machine ─▶ ServingConfig ─▶ a head that serves nothing else
+headrace head --serve FILE ───────────────────────────────▶ the same, beside jobs
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import typer
 from configs.errors import ConfigError, Problem
 from supervisors.cli.command import EXIT_BAD_CONFIG, DeviceOption, devices_of_this_machine, fail, finish
 from supervisors.cli.running.services_file import ServicesFile, services_of
+from supervisors.cli.running.serving_file import require_client
+from supervisors.cli.serve import alone_in
 
 if TYPE_CHECKING:
     from configs.services import ServicesConfig
-    from configs.serving import ServingConfig
 
 _OWN_SERVICE: Final = "train-0"
 _MEMORY_SHARE: Final = 0.5
@@ -52,10 +53,9 @@ def serve(
     """Serve models to programs that use the tinker client, until stopped."""
     from configs.serving import ServingConfig, models_named, problems_of, service_for
     from supervisors.cli.running.job_lines import JobLines
-    from supervisors.cli.serve import alone_in
     from supervisors.trees import run_head
 
-    _require_client()
+    require_client()
     found = devices_of_this_machine(devices)
     try:
         shared = services_of(services, None) or _own_service()
@@ -79,23 +79,6 @@ def serve(
         finish(lambda: run_head(dir_, None, services=shared, serving=serving, devices=found, on_progress=hear))
 
 
-def served_by(file: Path, services: ServicesConfig | None) -> ServingConfig:
-    """The serving file of a head that has ``services``.
-
-    Raises:
-        ConfigError: it is wrong, or there is no service that trains its models.
-    """
-    from configs.serving import load_serving, service_for
-
-    _require_client()
-    serving = load_serving(file)
-    if services is None:
-        wrong = "is given, and no service that trains its models"
-        raise ConfigError.of("--serve", "", wrong, "Add --services FILE")
-    service_for(serving, services)
-    return serving
-
-
 def _own_service() -> ServicesConfig:
     """One service, with half of this machine's memory."""
     from configs.services import ServiceConfig, ServicesConfig
@@ -103,13 +86,6 @@ def _own_service() -> ServicesConfig:
     memory_bytes = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
     service = ServiceConfig(name=_OWN_SERVICE, memory_bytes=memory_bytes, host_bytes=memory_bytes // 2)
     return ServicesConfig(services=[service])
-
-
-def _require_client() -> None:
-    try:
-        import tinker as _client  # pyright: ignore[reportMissingImports] - an optional extra  # noqa: F401
-    except ImportError:
-        fail("serving models needs the client's message types: pip install 'headrace[tinker]'", EXIT_BAD_CONFIG)
 
 
 class _Keys:
