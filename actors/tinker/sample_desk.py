@@ -134,6 +134,17 @@ class SampleDesk:
     def waits(self, sampler: str, seq: int) -> bool:
         return (sampler, seq) in self._tasks or (sampler, seq) in self._storing
 
+    async def cancel(self, row: SamplerRow, seq: int) -> None:
+        """End a sample that nobody waits for any more, unless it has an answer. Durable when this returns."""
+        if (storing := self._storing.get((row.id, seq))) is not None:
+            async with asyncio.timeout(self._limits.tinker_log_s):
+                await asyncio.shield(storing)
+        if (task := self._tasks.get((row.id, seq))) is not None:
+            await self._log.settle(row.id, seq, op.Failed("the client has cancelled it", of_user=True))
+            task.cancel()
+            await asyncio.wait([task], timeout=self._limits.stop_timeout_s)
+            self._answered(row.id, seq)
+
     def _begin(self, row: SamplerRow, seq: int) -> None:
         self._tasks[row.id, seq] = asyncio.create_task(self._draw(row, seq), name=f"sample {row.id}/{seq}")
 
