@@ -16,6 +16,7 @@ def test_figures_are_medians_and_side_by_side_is_held_against_turns() -> None:
     assert adapters.compared({"side": [30.0], "turns": [40.0], "one": [100.0]})["missed"]
 
 
+@pytest.mark.long
 def test_a_short_run_measures_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"adapters": 3, "each": 2, "tokens": 4, "rounds": 1, "hidden": 64, "layers": 2, "vocabulary": 100}
     assert adapters.main(["--json", *(word for name, size in sizes.items() for word in (f"--{name}", str(size)))]) == 0

@@ -108,13 +108,13 @@ async def test_a_sample_that_a_client_gives_up_ends_at_the_server(tmp_path):
     async with HttpWorld(tmp_path) as world, service_of(world) as service:
         gate = world.sampler_faults.gate = asyncio.Event()
         prompt, parameters = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=4, seed=1)
-        sampling = await asyncio.to_thread(lambda: service.create_sampling_client(base_model=BASE))
+        sampling = await asyncio.to_thread(lambda: service.create_sampling_client(base_model=BASE).result())
         futures = [sampling.sample(prompt=prompt, num_samples=1, sampling_params=parameters) for _ in range(3)]
         async with asyncio.timeout(20.0):
-            while world.sampler_faults.calls < 3:
+            while len(world.server.service._futures._polls) < 3:  # until then the client does not know what to cancel
                 await asyncio.sleep(0.01)
             for future in futures[:2]:
-                future.cancel()
+                future.future().cancel()
             while world.sampler_faults.given_up < 2:
                 await asyncio.sleep(0.01)
         gate.set()
