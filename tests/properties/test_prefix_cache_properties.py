@@ -137,11 +137,12 @@ def test_the_property_sees_a_cache_that_breaks_it(
     fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
+    adapters = (0, 1) if fault is blind_to_adapters else (0,)
 
     @settings(max_examples=2000, deadline=None, database=None, phases=[Phase.generate], report_multiple_bugs=False)
     @given(todo=steps, places=st.integers(1, 6))
     def broken(todo: list[tuple[list[int], int] | str], places: int) -> None:
-        check(PrefixCache(places * BLOCK_BYTES), todo, places, (0, 1) if fault is blind_to_adapters else (0,))
+        check(PrefixCache(places * BLOCK_BYTES), todo, places, adapters)
 
     with pytest.raises((AssertionError, RuntimeError)):
         broken()

@@ -61,29 +61,28 @@ class AdaptedRows:
     """
 
     def __init__(
-        self, count: int, groups: list[tuple[Mapping[str, _Pair], NDArray[np.int64]]], device: torch.device
+        self, count: int, groups: Sequence[tuple[Mapping[str, _Pair], NDArray[np.int64]]], device: torch.device
     ) -> None:
         self._count, self._groups, self._device = count, groups, device
-        self._places: dict[int, list[tuple[Tensor, int]]] = {}
-        """Tokens of a row → for each group the places of its tokens in the batch, filled up, and their number."""
+        self._places: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        """Tokens of a row → for each group the places of its tokens in the batch, and the same, filled up."""
 
     def add(self, y: Tensor, x: Tensor, parts: Sequence[Part]) -> None:
         """Add to outputs ``y`` [count * t, out] of inputs ``x`` [count * t, in], which have t tokens of each row."""
-        for (pairs, _), (places, tokens) in zip(self._groups, self._of(len(x) // self._count), strict=True):
+        for (pairs, _), (places, filled) in zip(self._groups, self._of(len(x) // self._count), strict=True):
             present = [(part, pair) for part in parts if (pair := pairs.get(part.layer)) is not None]
-            some = x[places] if present else x
+            some = x[filled] if present else x
             for (_, start, stop), (a, b, scale) in present:
-                added, columns = linear(linear(some, a), b)[:tokens], y[:, start:stop]
-                at = places[:tokens]
-                columns[at] = columns[at].add_(added, alpha=scale)
+                added, columns = linear(linear(some, a), b)[: len(places)], y[:, start:stop]
+                columns[places] = columns[places].add_(added, alpha=scale)
 
-    def _of(self, width: int) -> list[tuple[Tensor, int]]:
+    def _of(self, width: int) -> list[tuple[Tensor, Tensor]]:
         if (known := self._places.get(width)) is None:
             known = self._places[width] = []
             for _, rows in self._groups:
                 places = (rows[:, None] * width + np.arange(width)).ravel()
                 filled = np.pad(places, (0, max(0, LEAST_ROWS - len(places))), mode="edge")
-                known.append((torch.from_numpy(filled).to(self._device), len(places)))
+                known.append((torch.from_numpy(places).to(self._device), torch.from_numpy(filled).to(self._device)))
         return known
 
 
