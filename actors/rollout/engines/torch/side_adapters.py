@@ -8,8 +8,8 @@ So do S-LoRA (Sheng et al. 2023) and Punica (Chen et al. 2023), with kernels of 
 
 Invariants
 - The model's weights are not changed; a row without an adapter costs nothing more and gets the bits that it gets alone.
-- What a row gets depends on the row and on its adapter. Rows of one adapter are multiplied together, at least
-  ``LEAST_ROWS`` of them, since BLAS takes other kernels for few rows; what is no number in one row stays there.
+- What a row gets depends on the row and on its adapter. Rows of one adapter are multiplied together, filled up to a
+  multiple of ``ROWS``, since BLAS takes other kernels for few or odd rows; what is no number in one row stays there.
 - A number names one adapter for ever: the prefix cache knows by it whose keys and values it has.
 
 A merged adapter (``weight_loading.py``) costs a token nothing, but there is one at a time.
@@ -34,8 +34,9 @@ from actors.rollout.engine import WeightTensors
 from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.torch.weight_loading import as_tensor
 
-LEAST_ROWS: Final = 16
-"""Rows that are multiplied together at least: from so many on, every processor that was tried gives the same bits."""
+ROWS: Final = 16
+"""Multiple of rows that are multiplied together: with it, in float32 with one thread, a row has the same bits in any
+batch on every processor that was tried. A matrix of rank 1 needs a multiple of 4, others at least 4 to 16 rows."""
 
 
 class Part(NamedTuple):
@@ -81,7 +82,7 @@ class AdaptedRows:
             known = self._places[width] = []
             for _, rows in self._groups:
                 places = (rows[:, None] * width + np.arange(width)).ravel()
-                filled = np.pad(places, (0, max(0, LEAST_ROWS - len(places))), mode="edge")
+                filled = np.pad(places, (0, -len(places) % ROWS), mode="edge")
                 known.append((torch.from_numpy(places).to(self._device), torch.from_numpy(filled).to(self._device)))
         return known
 
