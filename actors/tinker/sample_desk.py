@@ -141,8 +141,7 @@ class SampleDesk:
                 await asyncio.shield(storing)
         if (task := self._tasks.get((row.id, seq))) is not None:
             await self._log.settle(row.id, seq, op.Failed("the client has cancelled it", of_user=True))
-            task.cancel()
-            await asyncio.wait([task], timeout=self._limits.stop_timeout_s)
+            await self._stop([task])
             self._answered(row.id, seq)
 
     def _begin(self, row: SamplerRow, seq: int) -> None:
@@ -196,7 +195,10 @@ class SampleDesk:
         return _of_the_last(sampled, asked.last_prompt_logprobs)
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values()]
+        await self._stop([*self._tasks.values()])
+
+    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Cancel tasks, and wait until they have ended; one that hangs is left behind."""
         for task in tasks:
             task.cancel()
         with contextlib.suppress(TimeoutError):
