@@ -88,8 +88,7 @@ class TorchEngine:
         """Number of tokens that each sequence gains in a step; 0: as many as fit into ``_step_s``."""
         self._step_s = 0.0
         self._vocab = 0
-        self._tops = 0
-        """Most likeliest tokens that a sequence asks for."""
+        self._tops = 0  # the largest ``top_logprobs`` of the present sequences
         self._stats = EngineStats()
 
     async def start(self, spec: EngineSpec) -> None:
