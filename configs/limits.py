@@ -120,7 +120,7 @@ class Limits(ProcessLimits):
     tinker_cells: int = limit(1 << 24, "numbers of one request once sparse ones are laid out; 64 MiB")
     tinker_samples: int = limit(1024, "samples of one request")
     tinker_stops: int = limit(64, "stop texts and tokens of one request")
-    tinker_topk: int = limit(128, "likeliest tokens told at each position of a prompt")
+    tinker_topk: int = limit(128, "likeliest tokens told at each position of a prompt, or of a sequence")
 
     # scheduler
     lease_s: float = limit(
@@ -273,7 +273,7 @@ class Limits(ProcessLimits):
         2.0, "a snapshot's request waits this long; then no more of another one join those that run", ge=0
     )
     sampling_memory_bytes: int = limit(
-        1 << 30, "tensors of adapters that a sampler keeps at hand; rank 32 of an 8B model is 170 MB"
+        1 << 30, "tensors of adapters that a sampler keeps at hand, and again in the engine; rank 32 of an 8B: 170 MB"
     )
     sampling_snapshots: int = limit(
         4096, "snapshots that a sampler knows; one that comes again is looked at again", ge=1

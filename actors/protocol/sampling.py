@@ -1,6 +1,6 @@
 """Sampling of snapshots: what is asked for, and what is answered.
 
-caller ──AskSample──▶ sampler ── the snapshot's turn comes, its weights are loaded ──▶ Sampled ──▶ caller
+caller ──AskSample──▶ sampler ── the snapshot is in the engine, or its turn comes ──▶ Sampled ──▶ caller
 
 Always true
 - A snapshot is a directory whose content never changes: an adapter of the sampler's base model as PEFT writes it, or a
@@ -41,6 +41,8 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the tokens of the prompt are scored, too."""
     top_prompt_logprobs: int = 0
     """Number of likeliest tokens that are told at each position of the prompt."""
+    top_logprobs: int = 0
+    """Number of likeliest tokens that are told at each position of a sequence; 0 with an engine that tells none."""
 
 
 class SampledSequence(msgspec.Struct, frozen=True):
@@ -49,6 +51,10 @@ class SampledSequence(msgspec.Struct, frozen=True):
     stop_reason: Literal["stop", "length"]
     tokens: np.ndarray  # int32[n], n at least 1
     logprobs: np.ndarray  # float32[n], of the distribution that each token was drawn from
+    top_ids: np.ndarray | None = None
+    """int32[n, k], the likeliest first, if that was asked for."""
+    top_logprobs: np.ndarray | None = None
+    """float32[n, k], of the same distribution; -inf for a token that could not be drawn."""
 
 
 class SampleResult(msgspec.Struct, frozen=True):

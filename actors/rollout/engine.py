@@ -6,16 +6,19 @@ Invariants (asserted for every kind by ``tests/contracts/test_rollout_engine_con
 - Every request that is added ends with exactly one row whose finish reason is not RUNNING; no row follows it.
 - ``logprobs`` are of the distribution that the token was drawn from (after temperature, top-k and top-p).
 - A request with ``generated`` tokens is continued after them; its first row has ``offset == first + len(generated)``.
-- The noise of a token is a function of (seed, prompt, sibling, position). A stop token that an episode's environment
-  wrote ends no turn.
+- The noise of a token is a function of (seed, prompt, sibling, position), whatever its adapter. A stop token that an
+  episode's environment wrote ends no turn.
 - ``load_weights`` is all or nothing: on any error the engine still serves the version that it served before.
-- Rows carry the version that computed them; the prefix cache never crosses versions.
+- Rows carry the version that computed them; the prefix cache never crosses versions or adapters.
 - ``stats`` count the tokens that prefill computed and those that the prefix cache had. They add up to the tokens of
   every sequence that began, or began again after a load with ``recompute`` or after a sleep.
 - Blocking work runs off the event loop.
 
     start → [ add* · abort* · load_weights* · step ]* → close
                 sleep(level) ⇄ wake between any two
+
+What an engine may have beyond that: ``SnapshotEngine``, one snapshot after the other; ``AdapterEngine``, many adapters
+side by side.
 """
 
 from __future__ import annotations
@@ -81,6 +84,10 @@ class GenerationRequest:
     """Position of the first token of the response, counted from the beginning of the sample's row."""
     limit: int = 0
     """Position at which the turn of an episode ends; 0: no episode, it ends at ``sampling.max_tokens``."""
+    adapter: int = 0
+    """Number of an adapter that an ``AdapterEngine`` holds; 0: the weights that were loaded."""
+    top_logprobs: int = 0
+    """Number of likeliest tokens that are told at each position, by engines with ``tells_top_logprobs``."""
 
     @property
     def position(self) -> int:
@@ -91,6 +98,10 @@ class GenerationRequest:
     def end(self) -> int:
         """Position at which the sequence ends at the latest."""
         return self.limit or self.sampling.max_tokens
+
+
+TOP_TOKEN: Final = np.dtype([("token", np.int32), ("logprob", np.float32)])
+"""One of the likeliest tokens of a position."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +118,9 @@ class StepOutput:
     step_s: float
     routes: np.ndarray | None = None
     """uint8[sum(counts), bytes]: experts that predicted each token (``actors/models/routers.py``); None: not told."""
+    tops: np.ndarray | None = None
+    """TOP_TOKEN[sum(counts), k]: likeliest tokens at each position, likeliest first, of the distribution that was drawn
+    from; those that a sequence has asked for are the first ones. None: no sequence asks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +218,9 @@ class SnapshotEngine(RolloutEngine, Protocol):
     model that was loaded last: that of the spec, or by ``load_model`` or ``load_weights``.
     """
 
+    tells_top_logprobs: bool
+    """Whether it tells the likeliest tokens of each position (``GenerationRequest.top_logprobs``)."""
+
     @property
     def vocab(self) -> int:
         """Number of token ids, known after ``start``."""
@@ -236,6 +253,46 @@ class SnapshotEngine(RolloutEngine, Protocol):
             LogitsNotFinite: the weights are broken.
         """
         ...
+
+
+class AdapterEngine(SnapshotEngine, Protocol):
+    """An engine that computes sequences of different adapters, and of the bare model, in one batch.
+
+    An adapter has a number above 0, which never names another one, and stands beside the model that was loaded last.
+    While an adapter is loaded by ``load_adapter`` or ``load_weights``, no sequence may be of a numbered one. What a
+    sequence gets does not depend on what runs beside it, nor on adapters that come and go meanwhile.
+    """
+
+    @property
+    def holds_adapters(self) -> bool:
+        """Whether it can with this model, known after ``start``."""
+        ...
+
+    async def add_adapter(
+        self, number: int, tensors: WeightTensors, dtypes: Mapping[str, str], spec: AdapterSpec
+    ) -> None:
+        """Hold an adapter, which takes as much memory as its tensors.
+
+        Raises:
+            WeightsMismatch: the tensors are not those of an adapter of ``spec``.
+            ModelUnreadable: the model lacks layers that ``spec`` names.
+        """
+        ...
+
+    async def drop_adapter(self, number: int) -> None:
+        """Forget an adapter, if it is held.
+
+        Raises:
+            EngineError: sequences of it run or wait.
+        """
+        ...
+
+    async def score(self, prompt: np.ndarray, top_k: int, adapter: int = 0) -> PromptScores: ...
+
+
+def holds_adapters(engine: RolloutEngine) -> TypeGuard[AdapterEngine]:
+    """Whether ``engine``, which is started, serves adapters side by side."""
+    return bool(getattr(engine, "holds_adapters", False))
 
 
 def serves_snapshots(engine: RolloutEngine) -> TypeGuard[SnapshotEngine]:

@@ -34,10 +34,15 @@ class RunningSequence:
         self._stops = stops
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
+        self._tops: list[NDArray[np.void]] = []
         self.ended: SampledSequence | None = None
 
-    def take(self, tokens: NDArray[np.int32], logprobs: NDArray[np.float32], finished: int) -> bool:
+    def take(
+        self, tokens: NDArray[np.int32], logprobs: NDArray[np.float32], finished: int, tops: NDArray[np.void] | None
+    ) -> bool:
         """Add what the engine has made; what follows a stop text is dropped. Whether the sequence has ended."""
+        if tops is not None and self.call.request.top_logprobs:
+            self._tops.append(tops[:, : self.call.request.top_logprobs])
         for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True):
             self._tokens.append(token)
             self._logprobs.append(logprob)
@@ -49,10 +54,13 @@ class RunningSequence:
         return bool(finished)
 
     def _end(self, reason: str) -> None:
+        tops = np.concatenate(self._tops)[: len(self._tokens)] if self._tops else None
         self.ended = SampledSequence(
             stop_reason="stop" if reason == "stop" else "length",
             tokens=np.array(self._tokens, np.int32),
             logprobs=np.array(self._logprobs, np.float32),
+            top_ids=None if tops is None else np.ascontiguousarray(tops["token"]),
+            top_logprobs=None if tops is None else np.ascontiguousarray(tops["logprob"]),
         )
 
 
@@ -100,8 +108,8 @@ class Call:
         """Number of sequences that the engine has not got yet."""
         return self.request.samples - len(self.sequences)
 
-    def begin_one(self, number: int) -> GenerationRequest:
-        """The next sequence, as the engine is asked for it under ``number``."""
+    def begin_one(self, number: int, adapter: int) -> GenerationRequest:
+        """The next sequence, as the engine is asked for it under ``number``; ``adapter``: the engine's number of it."""
         request = GenerationRequest(
             request=number,
             prompt=self._prompt_name,
@@ -109,6 +117,8 @@ class Call:
             prompt_ids=self.prompt,
             generated=_NOTHING,
             sampling=self._sampling,
+            adapter=adapter,
+            top_logprobs=self.request.top_logprobs,
         )
         self.sequences.append(RunningSequence(self, number, self._stop_texts()))
         self.is_begun = True

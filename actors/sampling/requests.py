@@ -24,6 +24,8 @@ class Bounds:
     vocab: int
     context_tokens: int
     limits: Limits
+    tells_top_logprobs: bool = False
+    """Whether the engine does, at the positions of a sequence."""
 
 
 def check_request(request: SampleRequest, bounds: Bounds) -> None:
@@ -49,6 +51,9 @@ def check_request(request: SampleRequest, bounds: Bounds) -> None:
     _check_stop(request.stop, bounds)
     most = min(limits.sampling_top_logprobs, bounds.vocab)
     _within("top_prompt_logprobs", request.top_prompt_logprobs, 0, most)
+    if request.top_logprobs and not bounds.tells_top_logprobs:
+        raise wrong("top_logprobs", request.top_logprobs, "0, since this engine tells none of a sequence: use torch")
+    _within("top_logprobs", request.top_logprobs, 0, most)
 
 
 def _check_prompt(prompt: np.ndarray, bounds: Bounds) -> None:

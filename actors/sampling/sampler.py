@@ -1,4 +1,4 @@
-"""Samples from many snapshots of one base model with one engine, which has the weights of one of them at a time.
+"""Samples from many snapshots of one base model with one engine: side by side if it holds adapters, else by turns.
 
     sample ─▶ checked ─▶ snapshot known ─▶ queue of its snapshot ── its turn (``turns.py``) ─▶ engine ─▶ answer
                                                ▲                                                │
@@ -6,9 +6,15 @@
           └─────────────────────────────────────────────────────────────────────────────────────┘
                                                └── the engine failed: what ran fails, the engine is started anew
 
+The torch engine holds adapters, so the base model and all adapters of it have one turn; whole models have one each. The
+simulated engine holds none, nor does the torch engine for a model with experts.
+
 Invariants
 - The engine is touched by ``run`` alone (but for ``hurry``): weights, aborts and requests change between two steps.
-- A turn begins when the engine computes nothing, so each sequence is of one snapshot from its first token to its last.
+- A turn begins when the engine computes nothing, and an adapter is dropped when nothing computes with it, so each
+  sequence is of one snapshot from its first token to its last.
+- In a turn a free slot goes to the snapshot with the fewest running sequences, and of those to the one that asked
+  first; if there is no memory for its adapter, it waits until one is idle, and all others wait with it.
 - A snapshot that cannot be loaded fails its own requests, and those alone; a request for which its weights give no
   numbers fails alone.
 - A request under which the engine failed is not tried again: it may be the reason.
@@ -19,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +36,7 @@ from actors.core.patience import Patience
 from actors.environments.errors import SourceUnreadable
 from actors.jobs.stop_tokens import stop_token_ids
 from actors.protocol.sampling import SampleRequest, SampleResult
-from actors.rollout.engine import EngineSpec, RolloutEngine, SnapshotEngine, StepOutput
+from actors.rollout.engine import EngineSpec, RolloutEngine, StepOutput
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.errors import EngineError, EngineUnavailable, LogitsNotFinite, ModelUnreadable, WeightsMismatch
 from actors.sampling.calls import Call, RunningSequence
@@ -184,7 +191,10 @@ class SnapshotSampler:
 
     async def _start_engine(self) -> None:
         self._serving = await start_serving(self._make, self._setup.spec, self._snapshots, self._limits)
-        self._bounds = Bounds(self._serving.engine.vocab, self._setup.spec.max_context_tokens, self._limits)
+        engine = self._serving.engine
+        self._bounds = Bounds(
+            engine.vocab, self._setup.spec.max_context_tokens, self._limits, engine.tells_top_logprobs
+        )
         self._turn_began_s, self._turn_has_served = _now(), False
 
     async def run(self) -> None:
@@ -239,15 +249,19 @@ class SnapshotSampler:
         engine.abort(self._gone)
         self._gone = []
         self._queues = {version: queue for version, queue in self._queues.items() if queue}
-        asking = {version: next(iter(queue)).since_s for version, queue in self._queues.items()}
-        present, served = serving.present.version, self._turn_has_served
-        view = TurnView(present, self._turn_began_s, engine.has_work, served, asking)
+        asking = {version: next(iter(queue)) for version, queue in self._queues.items()}
+        turns: dict[int, float] = {}
+        for call in asking.values():
+            turn = serving.turn_of(call.snapshot)
+            turns[turn.version] = min(call.since_s, turns.get(turn.version, call.since_s))
+        view = TurnView(serving.present.version, self._turn_began_s, engine.has_work, self._turn_has_served, turns)
         choice = next_turn(view, self._limits.sampling_patience_s, _now())
         if choice.load is not None:
-            await self._begin_turn(serving, next(iter(self._queues[choice.load])).snapshot)
+            loads = (serving.turn_of(call.snapshot) for call in asking.values())
+            await self._begin_turn(serving, next(turn for turn in loads if turn.version == choice.load))
             return
         if choice.admits:
-            await self._admit(engine, self._queues.get(present, {}))
+            await self._admit(serving)
         if engine.has_work:
             async with asyncio.timeout(self._limits.engine_step_s):
                 output = await engine.step()
@@ -257,28 +271,44 @@ class SnapshotSampler:
         elif not self._queues:
             await self._news.wait()
 
-    async def _admit(self, engine: SnapshotEngine, queue: dict[Call, None]) -> None:
-        """Give the engine requests of the present snapshot, the oldest first, as long as it has free slots."""
-        scored_tokens = 0
-        while queue and len(self._running) < engine.slots:
-            call, self._turn_has_served = next(iter(queue)), True
+    async def _admit(self, serving: ServingEngine) -> None:
+        """Give the engine requests of the present turn, as long as it has free slots."""
+        engine, scored_tokens = serving.engine, 0
+        while len(self._running) < engine.slots and (call := self._next_call(serving)) is not None:
+            queue, self._turn_has_served = self._queues[call.snapshot.version], True
+            try:
+                if not await serving.hold(call.snapshot, {one.call.snapshot.version for one in self._running.values()}):
+                    return
+            except (SnapshotUnusable, WeightsMismatch, ModelUnreadable) as error:
+                serving.loading = None
+                self._refuse(call.snapshot, error)
+                continue
             if call.needs_scores:
                 if scored_tokens >= self._limits.sampling_score_tokens:
                     return
-                await self._score_prompt(engine, call, queue)
+                await self._score_prompt(serving, call, queue)
                 scored_tokens += len(call.prompt)
-                continue  # it may have left meanwhile
-            free = min(call.left, engine.slots - len(self._running))
-            engine.add([call.begin_one(next(self._numbers)) for _ in range(free)])
-            self._running |= {one.number: one for one in call.sequences[-free:]}
-            if not call.left:
-                del queue[call]
+            elif call in queue:  # it may have left meanwhile
+                self._begin_one(serving, call, queue)
 
-    async def _score_prompt(self, engine: SnapshotEngine, call: Call, queue: dict[Call, None]) -> None:
+    def _next_call(self, serving: ServingEngine) -> Call | None:
+        """The call that the next free slot is for, of those that the present turn is for; None: there is none."""
+        running = Counter(one.call.snapshot.version for one in self._running.values())
+        calls = [next(iter(queue)) for queue in self._queues.values() if queue]
+        mine = [call for call in calls if serving.turn_of(call.snapshot) is serving.present]
+        return min(mine, key=lambda call: (running[call.snapshot.version], call.since_s), default=None)
+
+    def _begin_one(self, serving: ServingEngine, call: Call, queue: dict[Call, None]) -> None:
+        serving.engine.add([call.begin_one(number := next(self._numbers), serving.adapter_of(call.snapshot))])
+        self._running[number] = call.sequences[-1]
+        if not call.left:
+            del queue[call]
+
+    async def _score_prompt(self, serving: ServingEngine, call: Call, queue: dict[Call, None]) -> None:
         call.is_begun = True
         try:
             async with asyncio.timeout(self._limits.engine_step_s):
-                call.scores = await engine.score(call.prompt, call.request.top_prompt_logprobs)
+                call.scores = await serving.score(call.prompt, call.request.top_prompt_logprobs, call.snapshot)
         except LogitsNotFinite as error:
             call.fail(_no_numbers(call, error))
             queue.pop(call, None)
@@ -290,8 +320,10 @@ class SnapshotSampler:
             output.requests.tolist(), output.counts.tolist(), output.finished.tolist(), strict=True
         ):
             begin, end = end, end + count
-            sequence = self._running.get(number)
-            if sequence is None or not sequence.take(output.tokens[begin:end], output.logprobs[begin:end], finished):
+            sequence, tops = self._running.get(number), None if output.tops is None else output.tops[begin:end]
+            if sequence is None or not sequence.take(
+                output.tokens[begin:end], output.logprobs[begin:end], finished, tops
+            ):
                 continue
             del self._running[number]
             if not finished:
@@ -306,12 +338,13 @@ class SnapshotSampler:
         try:
             await serving.load(snapshot)
         except (SnapshotUnusable, WeightsMismatch, ModelUnreadable) as error:
-            self._refuse(snapshot, f"snapshot {snapshot.path} cannot be served: {error}")
+            self._refuse(snapshot, error)
         serving.loading = None
         self._turn_began_s, self._turn_has_served = _now(), False
 
-    def _refuse(self, snapshot: Snapshot, why: str) -> None:
+    def _refuse(self, snapshot: Snapshot, error: Exception) -> None:
         """Fail all calls of ``snapshot``, and all that come."""
+        why = f"snapshot {snapshot.path} cannot be served: {error}"
         log.warning("a snapshot cannot be served", snapshot=str(snapshot.path), error=why)
         snapshot.refusal = why
         for call in self._calls():

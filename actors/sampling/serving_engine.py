@@ -1,25 +1,40 @@
-"""One life of a sampler's engine, and the snapshot whose weights it has.
+"""One life of a sampler's engine, and the snapshots that it can compute now.
 
-base model ─ load_adapter ─▶ base with an adapter ─ load_adapter ─▶ … ─ load_adapter(none) ─▶ base model
-    │ ▲
-    ▼ │ load_model: what adapters stand beside is always the base
-whole model of a snapshot
+    an engine that holds adapters       base model, and adapters beside it: one turn, ``hold`` for each of them
+                                            │ ▲
+    any other                           base model ─ load_adapter ─▶ base with an adapter ─▶ … : a turn each
+                                            │ ▲
+                                            ▼ │ load_model: what adapters stand beside is always the base
+    both                                whole model of a snapshot: a turn each
+
+Adapters are held as long as they fit into ``limits.sampling_memory_bytes``; then those that were used least recently,
+and that nothing computes with, are dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Collection
 
-from actors.rollout.engine import EngineSpec, RolloutEngine, SnapshotEngine, serves_snapshots
+import numpy as np
+
+from actors.rollout.engine import (
+    EngineSpec,
+    PromptScores,
+    RolloutEngine,
+    SnapshotEngine,
+    holds_adapters,
+    serves_snapshots,
+)
 from actors.rollout.errors import EngineError, EngineUnavailable
 from actors.sampling.snapshots import Snapshot, SnapshotKind, Snapshots
 from configs.limits import Limits
 
 
 class ServingEngine:
-    """Holds a started engine. ``present``: its snapshot; ``loading``: one that is being loaded, None if none is."""
+    """Holds a started engine. ``present``: snapshot of the turn; ``loading``: one that is being loaded, or None."""
 
     def __init__(self, engine: SnapshotEngine, snapshots: Snapshots, limits: Limits) -> None:
         self.engine = engine
@@ -28,6 +43,50 @@ class ServingEngine:
         self.loading: Snapshot | None = None
         self._model = snapshots.base
         """Snapshot of the whole model that the engine has, which an adapter stands beside."""
+        self._held: OrderedDict[int, int] = OrderedDict()
+        """Bytes of the adapters that the engine holds, by version; the one that was used least recently is first."""
+
+    def turn_of(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot in whose turn ``snapshot`` is computed."""
+        beside = snapshot.kind is SnapshotKind.ADAPTER and holds_adapters(self.engine)
+        return self._snapshots.base if beside else snapshot
+
+    def adapter_of(self, snapshot: Snapshot) -> int:
+        """The number by which the engine knows ``snapshot`` beside others; 0: it is what the turn has loaded."""
+        return 0 if self.turn_of(snapshot) is snapshot else snapshot.version
+
+    async def hold(self, snapshot: Snapshot, busy: Collection[int]) -> bool:
+        """Have the engine hold ``snapshot`` in its turn; whether there was room beside the ``busy`` ones (versions).
+
+        Raises:
+            SnapshotUnusable, WeightsMismatch, ModelUnreadable: it cannot be served.
+        """
+        engine, number = self.engine, self.adapter_of(snapshot)
+        if not number or number in self._held:
+            if number:
+                self._held.move_to_end(number)
+            return True
+        assert holds_adapters(engine)
+        self.loading = snapshot
+        async with asyncio.timeout(self._limits.sampling_load_s):
+            adapter = await self._snapshots.adapter(snapshot)
+            idle = [version for version in self._held if version not in busy]
+            while self._held and sum(self._held.values()) + adapter.size_bytes > self._limits.sampling_memory_bytes:
+                if not idle:
+                    self.loading = None
+                    return False
+                await engine.drop_adapter(idle[0])
+                del self._held[idle.pop(0)]
+            await engine.add_adapter(number, adapter.tensors, adapter.dtypes, adapter.spec)
+        self._held[number], self.loading = adapter.size_bytes, None
+        return True
+
+    async def score(self, prompt: np.ndarray, top_k: int, snapshot: Snapshot) -> PromptScores:
+        """Score a prompt by a snapshot that is held. Raises LogitsNotFinite."""
+        number = self.adapter_of(snapshot)
+        if number and holds_adapters(self.engine):
+            return await self.engine.score(prompt, top_k, number)
+        return await self.engine.score(prompt, top_k)
 
     async def load(self, snapshot: Snapshot) -> None:
         """Serve ``snapshot`` from the next step on. The engine computes nothing meanwhile.

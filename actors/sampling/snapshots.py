@@ -94,11 +94,14 @@ class Snapshots:
             EngineLost: the disk did not answer in time.
         """
         snapshot = self.base if directory is None else self._known.get(directory)
-        if snapshot is None:
+        if snapshot is None or self._lacks(snapshot):
             assert directory is not None
             try:
                 async with asyncio.timeout(self._limits.sampling_load_s), self._reading:  # many may ask for a new one
-                    snapshot = self._known.get(directory) or await self._open(directory)
+                    if (snapshot := self._known.get(directory)) is None:
+                        snapshot = await self._open(directory)
+                    elif self._lacks(snapshot):  # read now, so that no engine waits for the disk
+                        await self.adapter(snapshot)
             except TimeoutError as error:
                 raise EngineLost(f"snapshot {directory} was not read in time; ask again") from error
         if directory is not None:
@@ -106,6 +109,11 @@ class Snapshots:
         if snapshot.refusal:
             raise SnapshotUnusable(snapshot.refusal)
         return snapshot
+
+    def _lacks(self, snapshot: Snapshot) -> bool:
+        """Whether the snapshot's tensors are not in memory, and are wanted there."""
+        is_wanted = snapshot.kind is SnapshotKind.ADAPTER and not snapshot.refusal
+        return is_wanted and snapshot.version not in self._memory
 
     async def _open(self, directory: str) -> Snapshot:
         path = Path(directory)

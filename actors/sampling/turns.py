@@ -1,4 +1,7 @@
-"""Decides which snapshot's requests an engine computes now, since it has the weights of one snapshot at a time.
+"""Decides whose requests an engine computes now, of snapshots that it cannot compute side by side.
+
+With an engine that holds adapters the base model and all adapters of it have one turn together, and each whole model
+has its own; with any other engine every snapshot has its own. A turn goes by the number of the snapshot that it loads.
 
     turn of a snapshot:  load ─▶ its requests join the running batch ─▶ closed: no more of them ─▶ drained ─▶ next turn
                                           │                               ▲
@@ -33,7 +36,7 @@ class TurnView:
     has_served: bool
     """Whether it has computed anything in this turn."""
     asking: Mapping[int, float]
-    """When the oldest waiting request of each snapshot came; snapshots that nothing waits for are not in it."""
+    """When the oldest waiting request of each turn came; turns that nothing waits for are not in it."""
 
 
 @dataclass(frozen=True, slots=True)

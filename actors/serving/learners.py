@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from actors.core.errors import AskError
 from actors.host.whole_file import flush_to_disk
 from actors.models.adapter import AdapterSpec
 from actors.protocol.datums import Datum
@@ -159,7 +160,7 @@ def _translated() -> Iterator[None]:
         raise OperationRefused(str(error)) from error
     except ServiceBusy as error:
         raise LearnerBusy(str(error)) from error
-    except (TrainerError, OSError) as error:
+    except (TrainerError, AskError, OSError) as error:
         raise LearnerLost(f"{type(error).__name__}: {error}") from error
 
 

@@ -45,6 +45,7 @@ class EngineSampler:
             stop=stop,
             prompt_logprobs=prompt_logprobs,
             top_prompt_logprobs=topk_prompt_logprobs,
+            top_logprobs=wanted.topk,
         )
         try:
             return _sampled(await self._ask(request))
@@ -55,11 +56,14 @@ class EngineSampler:
 
 
 def _sampled(result: SampleResult) -> Sampled:
-    top = None
-    if result.top_prompt_ids is not None and result.top_prompt_logprobs is not None:
-        top = TopTokens(
-            tokens=np.maximum(result.top_prompt_ids, 0),
-            logprobs=np.nan_to_num(result.top_prompt_logprobs, nan=_NOT_THERE),
-        )
-    sequences = [SampledSequence(one.stop_reason == "stop", one.tokens, one.logprobs) for one in result.sequences]
-    return Sampled(sequences, result.prompt_logprobs, top)
+    sequences = [
+        SampledSequence(one.stop_reason == "stop", one.tokens, one.logprobs, _top(one.top_ids, one.top_logprobs))
+        for one in result.sequences
+    ]
+    return Sampled(sequences, result.prompt_logprobs, _top(result.top_prompt_ids, result.top_prompt_logprobs))
+
+
+def _top(tokens: np.ndarray | None, logprobs: np.ndarray | None) -> TopTokens | None:
+    if tokens is None or logprobs is None:
+        return None
+    return TopTokens(np.maximum(tokens, 0), np.nan_to_num(logprobs, nan=_NOT_THERE, neginf=_NOT_THERE))

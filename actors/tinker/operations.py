@@ -145,6 +145,22 @@ class SequenceRecord(msgspec.Struct, frozen=True, array_like=True):
     stopped: bool
     tokens: Array
     logprobs: Array
+    top_tokens: Array | None = None
+    top_logprobs: Array | None = None
+
+    @classmethod
+    def of(cls, one: SampledSequence) -> SequenceRecord:
+        top = (None, None) if one.top is None else (Array.of(one.top.tokens), Array.of(one.top.logprobs))
+        return cls(one.stopped, Array.of(one.tokens), Array.of(one.logprobs), *top)
+
+    def sequence(self) -> SampledSequence:
+        return SampledSequence(
+            self.stopped, self.tokens.array(), self.logprobs.array(), _top(self.top_tokens, self.top_logprobs)
+        )
+
+
+def _top(tokens: Array | None, logprobs: Array | None) -> TopTokens | None:
+    return None if tokens is None or logprobs is None else TopTokens(tokens.array(), logprobs.array())
 
 
 class Samples(msgspec.Struct, frozen=True, tag="samples"):
@@ -157,9 +173,7 @@ class Samples(msgspec.Struct, frozen=True, tag="samples"):
 
     @classmethod
     def of(cls, sampled: Sampled) -> Samples:
-        sequences = [
-            SequenceRecord(one.stopped, Array.of(one.tokens), Array.of(one.logprobs)) for one in sampled.sequences
-        ]
+        sequences = [SequenceRecord.of(one) for one in sampled.sequences]
         prompt = None if sampled.prompt_logprobs is None else Array.of(sampled.prompt_logprobs)
         top = sampled.prompt_top
         if top is None:
@@ -167,11 +181,9 @@ class Samples(msgspec.Struct, frozen=True, tag="samples"):
         return cls(sequences, prompt, Array.of(top.tokens), Array.of(top.logprobs))
 
     def sampled(self) -> Sampled:
-        sequences = [SampledSequence(one.stopped, one.tokens.array(), one.logprobs.array()) for one in self.sequences]
+        sequences = [one.sequence() for one in self.sequences]
         prompt = None if self.prompt_logprobs is None else self.prompt_logprobs.array()
-        if self.top_tokens is None or self.top_logprobs is None:
-            return Sampled(sequences, prompt)
-        return Sampled(sequences, prompt, TopTokens(self.top_tokens.array(), self.top_logprobs.array()))
+        return Sampled(sequences, prompt, _top(self.top_tokens, self.top_logprobs))
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -41,7 +41,12 @@ _FLAGS: Final = {
     "use_pyqwest_transport": False, "sample_use_retrieve_futures": False, "custom_loss_server_side": False,
     "sample_join_sampling_session": False,
 }  # fmt: skip
-"""What the client may use of this server."""
+"""What the client may use of this server.
+
+``sample_use_retrieve_futures`` would have one poll for all samples of a client in place of one each, which are cheap
+here. The order in which samples end would have to be kept for it, from one life of the server to the next, and a poll
+that is refused once fails all samples of that client: so a client polls for each.
+"""
 _TENANT: Final = web.RequestKey("tenant", str)
 
 
@@ -72,7 +77,7 @@ class Routes:
             "save_weights": self.save_weights, "save_weights_for_sampler": self.save_weights_for_sampler,
             "save_weights_external": self.save_weights_external, "load_weights": self.load_weights,
             "weights_info": self.weights_info, "create_sampling_session": self.create_sampling_session,
-            "asample": self.sample, "retrieve_future": self.retrieve,
+            "asample": self.sample, "cancel_future": self.cancel, "retrieve_future": self.retrieve,
         }  # fmt: skip
         gets: dict[str, Handler] = {
             "healthz": self.healthz, "get_server_capabilities": self.capabilities, "samplers/{id}": self.sampler,
@@ -155,7 +160,7 @@ class Routes:
         return _json(_FLAGS)
 
     async def dynamic_config(self, request: web.Request) -> web.Response:
-        return _json({"sample_cancel_enabled": False})
+        return _json({"sample_cancel_enabled": True})
 
     async def telemetry(self, request: web.Request) -> web.Response:
         await self._body(request)
@@ -316,6 +321,11 @@ class Routes:
         future = await self._service.sample(row, seq, body)
         ids = [f"{future}/{number}" for number in range(asked.num_samples)]
         return _json({"request_id": future, "sample_sequence_ids": ids})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        asked = await self._json(request, types.FutureRetrieveRequest)
+        await self._service.cancel(request[_TENANT], asked.request_id)
+        return _json({})
 
     # ------------------------------------------------------------ answers
 

@@ -134,6 +134,16 @@ class SampleDesk:
     def waits(self, sampler: str, seq: int) -> bool:
         return (sampler, seq) in self._tasks or (sampler, seq) in self._storing
 
+    async def cancel(self, row: SamplerRow, seq: int) -> None:
+        """End a sample that nobody waits for any more, unless it has an answer. Durable when this returns."""
+        if (storing := self._storing.get((row.id, seq))) is not None:
+            async with asyncio.timeout(self._limits.tinker_log_s):
+                await asyncio.shield(storing)
+        if (task := self._tasks.get((row.id, seq))) is not None:
+            await self._log.settle(row.id, seq, op.Failed("the client has cancelled it", of_user=True))
+            await self._stop([task])
+            self._answered(row.id, seq)
+
     def _begin(self, row: SamplerRow, seq: int) -> None:
         self._tasks[row.id, seq] = asyncio.create_task(self._draw(row, seq), name=f"sample {row.id}/{seq}")
 
@@ -185,7 +195,10 @@ class SampleDesk:
         return _of_the_last(sampled, asked.last_prompt_logprobs)
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values()]
+        await self._stop([*self._tasks.values()])
+
+    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Cancel tasks, and wait until they have ended; one that hangs is left behind."""
         for task in tasks:
             task.cancel()
         with contextlib.suppress(TimeoutError):

@@ -28,6 +28,16 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Texts after which a sequence ends; they are part of it, as stop tokens are."""
     stop_tokens: tuple[int, ...] = ()
     stops_at_eos: bool = True
+    topk: int = 0
+    """Number of likeliest tokens that are told at each position of a sequence."""
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """Holds the likeliest tokens at each position of n tokens; where there is none, 0 and -99999."""
+
+    tokens: np.ndarray  # int32[n, k]
+    logprobs: np.ndarray  # float32[n, k]
 
 
 @dataclass(frozen=True)
@@ -38,14 +48,8 @@ class SampledSequence:
     """Whether it ended by a stop, and not by its length."""
     tokens: np.ndarray  # int32[t]
     logprobs: np.ndarray  # float32[t]
-
-
-@dataclass(frozen=True)
-class TopTokens:
-    """Holds the likeliest tokens at each position of a prompt of n tokens; row 0 is zeros and -99999."""
-
-    tokens: np.ndarray  # int32[n, k]
-    logprobs: np.ndarray  # float32[n, k]
+    top: TopTokens | None = None
+    """The likeliest tokens at each of its positions, of the distribution that was drawn from."""
 
 
 @dataclass(frozen=True)

@@ -281,6 +281,11 @@ class TinkerService:
         await self._desk.submit(row, seq, body)
         return request_id(row.id, seq)
 
+    async def cancel(self, tenant: str, request: str) -> None:
+        """End a sample that is not answered yet. Raises Problem: the tenant has no such sampling session."""
+        sampler, seq = read_request_id(request)
+        await self._desk.cancel(self._desk.row(tenant, sampler), seq)
+
     # ------------------------------------------------------------ answers
 
     async def retrieve(self, tenant: str, request: str) -> op.Answer | Pending:

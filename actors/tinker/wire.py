@@ -143,7 +143,7 @@ def sample(asked: types.SampleRequest, name: str, vocabulary: int, context_token
         OperationRefused: they cannot be drawn.
     """
     for field, wanted in (
-        ("topk_sample_logprobs", asked.topk_sample_logprobs), ("prompt_alt_tokens_k", asked.prompt_alt_tokens_k),
+        ("prompt_alt_tokens_k", asked.prompt_alt_tokens_k),
         ("target_prompt_logprobs", asked.target_prompt_logprobs),
         ("record_stability_info", asked.record_stability_info),
     ):  # fmt: skip
@@ -151,10 +151,9 @@ def sample(asked: types.SampleRequest, name: str, vocabulary: int, context_token
             raise OperationRefused(f"{field}: it is not served here: leave it out")
     if not 1 <= asked.num_samples <= limits.tinker_samples:
         raise OperationRefused(f"num_samples: {asked.num_samples}: expected 1 to {limits.tinker_samples}")
-    if not 0 <= asked.topk_prompt_logprobs <= limits.tinker_topk:
-        raise OperationRefused(
-            f"topk_prompt_logprobs: {asked.topk_prompt_logprobs}: expected 0 to {limits.tinker_topk}"
-        )
+    for field in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+        if not 0 <= getattr(asked, field) <= limits.tinker_topk:
+            raise OperationRefused(f"{field}: {getattr(asked, field)}: expected 0 to {limits.tinker_topk}")
     tokens: list[int] = []
     for chunk in asked.prompt.chunks:
         if not isinstance(chunk, types.EncodedTextChunk):
@@ -173,12 +172,13 @@ def sample(asked: types.SampleRequest, name: str, vocabulary: int, context_token
     if last is not None and not (asked.prompt_logprobs and 1 <= last < len(prompt)):
         raise OperationRefused(f"prompt_logprobs_last_n: {last}: expected 1 to {len(prompt) - 1}, with prompt_logprobs")
     return op.Sample(
-        op.Array.of(prompt), asked.num_samples, _sampling(asked.sampling_params, name, room, vocabulary, limits),
+        op.Array.of(prompt), asked.num_samples,
+        _sampling(asked.sampling_params, name, room, vocabulary, limits, asked.topk_sample_logprobs),
         prompt_logprobs=bool(asked.prompt_logprobs), last_prompt_logprobs=last, topk=asked.topk_prompt_logprobs,
     )  # fmt: skip
 
 
-def _sampling(asked: Any, name: str, room: int, vocabulary: int, limits: Limits) -> SamplingParameters:
+def _sampling(asked: Any, name: str, room: int, vocabulary: int, limits: Limits, topk: int) -> SamplingParameters:
     wanted = room if asked.max_tokens is None else asked.max_tokens
     if wanted < 1:
         raise OperationRefused(f"sampling_params.max_tokens: {wanted}: expected 1 or more")
@@ -199,7 +199,7 @@ def _sampling(asked: Any, name: str, room: int, vocabulary: int, limits: Limits)
     return SamplingParameters(
         max_tokens=min(wanted, room), seed=seed_of(name) if asked.seed is None else asked.seed,
         temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p,
-        stop_texts=texts, stop_tokens=tokens, stops_at_eos=asked.stop is None,
+        stop_texts=texts, stop_tokens=tokens, stops_at_eos=asked.stop is None, topk=topk,
     )  # fmt: skip
 
 
@@ -299,11 +299,16 @@ def samples(answer: op.Samples) -> bytes:
     message = proto.SampleResponse()
     for one in answer.sequences:
         reason = proto.STOP_REASON_STOP if one.stopped else proto.STOP_REASON_LENGTH
-        message.sequences.add(stop_reason=reason, tokens=one.tokens.data, logprobs=one.logprobs.data)
+        sequence = message.sequences.add(stop_reason=reason, tokens=one.tokens.data, logprobs=one.logprobs.data)
+        if one.top_tokens is not None and one.top_logprobs is not None:
+            _fill(sequence.topk_sampled_logprobs, one.top_tokens, one.top_logprobs)
     if answer.prompt_logprobs is not None:
         message.prompt_logprobs = answer.prompt_logprobs.data
     if answer.top_tokens is not None and answer.top_logprobs is not None:
-        top = message.topk_prompt_logprobs
-        top.token_ids, top.logprobs = answer.top_tokens.data, answer.top_logprobs.data
-        top.length, top.k = answer.top_tokens.shape
+        _fill(message.topk_prompt_logprobs, answer.top_tokens, answer.top_logprobs)
     return message.SerializeToString()
+
+
+def _fill(top: proto.TopkLogprobs, tokens: op.Array, logprobs: op.Array) -> None:
+    top.token_ids, top.logprobs = tokens.data, logprobs.data
+    top.length, top.k = tokens.shape

@@ -1,9 +1,10 @@
-"""Whatever is kept, forgotten and pushed out: what is read is of exactly these tokens, and of the weights of now."""
+"""Whatever is kept, forgotten and pushed out: what is read is of exactly these tokens, adapter and weights of now."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -39,32 +40,35 @@ def computed(tokens: NDArray[np.int32], version: int, stop: int) -> list[Tensor]
     return [torch.stack([column.expand(-1, 3), -column.expand(-1, 3)]), column]  # [2, tokens, 3] and [tokens, 1]
 
 
-def check(cache: PrefixCache, todo: list[tuple[list[int], int] | str], places: int) -> None:
+def check(
+    cache: PrefixCache, todo: list[tuple[list[int], int] | str], places: int, adapters: tuple[int, ...] = (0,)
+) -> None:
+    """``adapters``: the numbers of those that prompts are of in turn."""
     version = 0
-    for step in todo:
+    for step, adapter in zip(todo, cycle(adapters), strict=False):
         if isinstance(step, str):
             version += step == "new weights"
             (cache.forget if step == "new weights" else cache.release)()
             continue
         tokens = tokens_of(step)
-        if (chain := cache.match(tokens)).tokens:
+        if (chain := cache.match(tokens, adapter)).tokens:
             assert LEAST_TOKENS <= chain.tokens < len(tokens), "the last token is left to compute"
             known = [part[0] for part in cache.read([chain])]
-            for part, want in zip(known, computed(tokens, version, chain.tokens), strict=True):
+            for part, want in zip(known, computed(tokens, 10 * version + adapter, chain.tokens), strict=True):
                 assert torch.equal(part, want)
-        cache.keep(tokens, computed(tokens, version, len(tokens)))
+        cache.keep(tokens, computed(tokens, 10 * version + adapter, len(tokens)), adapter)
         assert sum(part.nbytes for part in cache._pool) <= places * BLOCK_BYTES
-        again = cache.match(np.append(tokens, np.int32(999))).tokens
+        again = cache.match(np.append(tokens, np.int32(999)), adapter).tokens
         most = min(len(tokens), places * BLOCK_TOKENS)
         assert again == (most if most >= LEAST_TOKENS else 0), "the newest is there, if it fits"
 
 
 @settings(max_examples=150, deadline=None)
-@given(todo=steps, places=st.integers(0, 12))
+@given(todo=steps, places=st.integers(0, 12), adapters=st.sampled_from([(0,), (0, 1, 1, 2)]))
 def test_what_is_read_is_of_the_same_tokens_and_of_the_weights_of_now(
-    todo: list[tuple[list[int], int] | str], places: int
+    todo: list[tuple[list[int], int] | str], places: int, adapters: tuple[int, ...]
 ) -> None:
-    check(PrefixCache(places * BLOCK_BYTES + BLOCK_BYTES // 2), todo, places)
+    check(PrefixCache(places * BLOCK_BYTES + BLOCK_BYTES // 2), todo, places, adapters)
 
 
 @settings(max_examples=100, deadline=None)
@@ -116,16 +120,29 @@ def pushes_out_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index.PrefixIndex, "_use", use)
 
 
-@pytest.mark.parametrize("fault", [remembers_too_long, blind_to_what_is_before, pushes_out_the_beginning])
+def blind_to_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one adapter has computed is found by another."""
+
+    def match(self: prefix_index.PrefixIndex, tokens: NDArray[np.int32], adapter: int) -> prefix_index.Chain:
+        return found(self, tokens, 0)
+
+    found = prefix_index.PrefixIndex.match
+    monkeypatch.setattr(prefix_index.PrefixIndex, "match", match)
+
+
+@pytest.mark.parametrize(
+    "fault", [remembers_too_long, blind_to_what_is_before, pushes_out_the_beginning, blind_to_adapters]
+)
 def test_the_property_sees_a_cache_that_breaks_it(
     fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
+    adapters = (0, 1) if fault is blind_to_adapters else (0,)
 
     @settings(max_examples=2000, deadline=None, database=None, phases=[Phase.generate], report_multiple_bugs=False)
     @given(todo=steps, places=st.integers(1, 6))
     def broken(todo: list[tuple[list[int], int] | str], places: int) -> None:
-        check(PrefixCache(places * BLOCK_BYTES), todo, places)
+        check(PrefixCache(places * BLOCK_BYTES), todo, places, adapters)
 
     with pytest.raises((AssertionError, RuntimeError)):
         broken()

@@ -7,6 +7,7 @@
 A node is identified by the node before it and by its own tokens, compared as a whole, not by a hash: no two different
 prefixes share a node. Each node has a place, a number below ``blocks_max``, where the cache that uses the index keeps
 the block's data. The index knows neither policy versions nor that data: the cache clears it when the data is outdated.
+Sequences of different adapters share no node: each adapter, by its number, has a root of its own.
 
 Invariants
 - A match is the longest prefix of the given tokens that any nodes hold.
@@ -51,29 +52,29 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, tokens: NDArray[np.int32]) -> Chain:
+    def match(self, tokens: NDArray[np.int32], adapter: int = 0) -> Chain:
         """The longest known beginning of ``tokens``."""
-        blocks = self._cut(tokens)
-        places = self._whole(blocks)
+        blocks, root = self._cut(tokens), _ROOT - adapter
+        places = self._whole(blocks, root)
         covered = len(places) * self._block_bytes
         if len(places) < len(blocks):
-            place, common = self._closest(places[-1] if places else _ROOT, blocks[len(places)])
+            place, common = self._closest(places[-1] if places else root, blocks[len(places)])
             if common:
                 places, covered = [*places, place], covered + common * _TOKEN_BYTES
         self._use(places)
         return Chain(places, covered // _TOKEN_BYTES)
 
-    def extend(self, tokens: NDArray[np.int32]) -> tuple[int, list[int]]:
+    def extend(self, tokens: NDArray[np.int32], adapter: int = 0) -> tuple[int, list[int]]:
         """Add the blocks of ``tokens``; returns how many of them were known, and the places of the new ones.
 
         Of a sequence with more blocks than there are places, only the first ones are added.
         """
-        blocks = self._cut(tokens)[: self._blocks_max]
-        chain = self._whole(blocks)
+        blocks, root = self._cut(tokens)[: self._blocks_max], _ROOT - adapter
+        chain = self._whole(blocks, root)
         self._use(chain)
         known = len(chain)
         for block in blocks[known:]:
-            before = chain[-1] if chain else _ROOT
+            before = chain[-1] if chain else root
             if len(block) < self._block_bytes and self._closest(before, block)[1] * _TOKEN_BYTES == len(block):
                 break  # a known node begins with it
             place = self._free_place()
@@ -94,11 +95,11 @@ class PrefixIndex:
         raw, size = np.ascontiguousarray(tokens, np.int32).tobytes(), self._block_bytes
         return [raw[at : at + size] for at in range(0, len(raw), size)]
 
-    def _whole(self, blocks: list[bytes]) -> list[int]:
+    def _whole(self, blocks: list[bytes], root: int) -> list[int]:
         """The places of the leading ``blocks`` that are whole and known."""
         places = list[int]()
         for block in blocks:
-            place = self._places.get((places[-1] if places else _ROOT, block))
+            place = self._places.get((places[-1] if places else root, block))
             if place is None or len(block) < self._block_bytes:
                 break
             places.append(place)

@@ -147,6 +147,7 @@ class SimulatedEngine:
     """Implements ``RolloutEngine``; see the module's docstring."""
 
     kind = "simulated"
+    tells_top_logprobs = False
 
     def __init__(self, ranks: SimulatedRanks | None = None) -> None:
         """``ranks``: the group whose first rank this engine is; None: it computes alone."""

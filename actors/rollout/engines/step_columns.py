@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.protocol.tokens import FinishReason
-from actors.rollout.engine import StepOutput
+from actors.rollout.engine import TOP_TOKEN, StepOutput
 
 
 class StepColumns:
@@ -24,7 +24,7 @@ class StepColumns:
         self._parts: list[
             tuple[
                 NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8],
-                NDArray[np.uint8],
+                NDArray[np.uint8], NDArray[np.void],
             ]
         ] = []  # fmt: skip
 
@@ -43,16 +43,18 @@ class StepColumns:
         logprobs: NDArray[np.float32],
         finished: NDArray[np.uint8],
         routes: NDArray[np.uint8] | None = None,
+        tops: NDArray[np.void] | None = None,
     ) -> None:
-        """Add one token for each of ``requests``; all arrays are [n], but routes [n, bytes]. ``requests`` and
-        ``offsets`` are copied.
+        """Add one token for each of ``requests``; all arrays are [n], but routes [n, bytes], and tops [n, k], with one
+        k in a step. ``requests`` and ``offsets`` are copied.
         """
         routes = np.zeros((len(tokens), 0), np.uint8) if routes is None else routes
-        self._parts.append((requests.copy(), offsets.copy(), tokens, logprobs, finished, routes))
+        tops = np.zeros((len(tokens), 0), TOP_TOKEN) if tops is None else tops
+        self._parts.append((requests.copy(), offsets.copy(), tokens, logprobs, finished, routes, tops))
 
     def take(self, policy_version: int, step_s: float) -> StepOutput:
         """Return all rows so far, and forget them."""
-        requests, offsets, tokens, logprobs, finished, routes = self._joined()
+        requests, offsets, tokens, logprobs, finished, routes, tops = self._joined()
         starts = np.flatnonzero(np.diff(requests, prepend=-1)) if len(requests) else np.zeros(0, np.int64)
         ends = np.append(starts, len(requests))[1:]
         last, alone = finished[ends - 1], list[tuple[int, int, int]]()
@@ -72,24 +74,27 @@ class StepColumns:
             logprobs=logprobs.astype(np.float32),
             step_s=step_s,
             routes=routes if routes.size else None,
+            tops=tops if tops.size else None,
         )
 
     def _joined(
         self,
     ) -> tuple[
         NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8],
-        NDArray[np.uint8],
+        NDArray[np.uint8], NDArray[np.void],
     ]:  # fmt: skip
         if not self._parts:
             nothing, empty = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-            return nothing, nothing, nothing, np.zeros(0, np.float32), empty, empty[:, None]
+            tops = np.zeros((0, 0), TOP_TOKEN)
+            return nothing, nothing, nothing, np.zeros(0, np.float32), empty, empty[:, None], tops
         if len(self._parts) == 1:
             return self._parts[0]
-        requests, offsets, tokens, logprobs, finished, routes = (
+        requests, offsets, tokens, logprobs, finished, routes, tops = (
             np.concatenate(column) for column in zip(*self._parts, strict=True)
         )
         order = np.argsort(requests, kind="stable")
-        return requests[order], offsets[order], tokens[order], logprobs[order], finished[order], routes[order]
+        columns = requests[order], offsets[order], tokens[order], logprobs[order], finished[order]
+        return *columns, routes[order], tops[order]
 
 
 def without_requests(output: StepOutput, gone: set[int]) -> StepOutput:
@@ -105,4 +110,5 @@ def without_requests(output: StepOutput, gone: set[int]) -> StepOutput:
         tokens=output.tokens[entries],
         logprobs=output.logprobs[entries],
         routes=None if output.routes is None else output.routes[entries],
+        tops=None if output.tops is None else output.tops[entries],
     )

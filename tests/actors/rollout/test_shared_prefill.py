@@ -169,7 +169,7 @@ def test_a_cache_that_is_too_small_costs_no_wave_a_prompt(tmp_path: Path) -> Non
     model, two_blocks = load(tmp_path), 2 * BLOCK_TOKENS * 2 * 2 * 2 * 8 * 4
     batch = Rows(model, cache_bytes=two_blocks)
     calls, prefill = list[int](), batch.decoder.prefill
-    batch.decoder.prefill = lambda sequences, known=None: (calls.append(len(sequences)), prefill(sequences, known))[1]  # type: ignore[method-assign]
+    batch.decoder.prefill = lambda sequences, *more: (calls.append(len(sequences)), prefill(sequences, *more))[1]  # type: ignore[method-assign]
     prompts = behind(tokens(80, 0), 3, 4, 5, 6, 7, 8)
     for prompt, got in zip(prompts, batch.join(*prompts), strict=True):
         torch.testing.assert_close(got, alone(model, prompt), atol=1e-4, rtol=0)

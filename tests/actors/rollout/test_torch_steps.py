@@ -78,7 +78,7 @@ async def generate(tmp_path: Path, requests: list[GenerationRequest]) -> tuple[d
     await engine.start(EngineSpec(model_path=model, max_running=8, max_context_tokens=32, options=options))
     decoder, computed = engine._ready(), list[int]()
     decode = decoder.decode
-    decoder.decode = lambda tokens, lengths: (computed.append(len(tokens)), decode(tokens, lengths))[1]  # type: ignore[method-assign]
+    decoder.decode = lambda tokens, *more: (computed.append(len(tokens)), decode(tokens, *more))[1]  # type: ignore[method-assign]
     engine.add(requests)
     said: dict[int, list[int]] = {request.request: [] for request in requests}
     while engine.has_work:

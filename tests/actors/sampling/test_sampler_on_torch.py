@@ -69,6 +69,26 @@ async def test_snapshots_asked_at_once_get_what_each_gets_alone(
     assert len({str(said(one)) for one in alone}) == len(requests), "each snapshot and each seed says something else"
 
 
+async def test_the_likeliest_tokens_are_told_at_each_position_of_a_sequence_up_to_its_stop(
+    sampler: SnapshotSampler, snapshots: list[Path | None]
+) -> None:
+    plain, told, other = await asyncio.gather(
+        sampler.sample(ask(snapshots[2], max_tokens=20)),
+        sampler.sample(ask(snapshots[2], max_tokens=20, top_logprobs=3)),
+        sampler.sample(ask(snapshots[1], max_tokens=20, top_logprobs=5, temperature=0.0)),
+    )
+    assert said(plain) == said(told)
+    [one], [free], [greedy] = told.sequences, plain.sequences, other.sequences
+    assert free.top_ids is None and free.top_logprobs is None
+    assert one.top_ids is not None and one.top_logprobs is not None and greedy.top_ids is not None
+    assert one.top_ids.shape == one.top_logprobs.shape == (20, 3) and greedy.top_ids.shape == (20, 5)
+    assert greedy.top_ids[:, 0].tolist() == greedy.tokens.tolist()
+    text = "".join(chr(29 + token) for token in one.tokens[4:6] if 3 <= token < 98)
+    cut = (await sampler.sample(ask(snapshots[2], max_tokens=20, top_logprobs=3, stop=(text or "a",)))).sequences[0]
+    assert cut.top_logprobs is not None and len(cut.top_logprobs) == len(cut.tokens)
+    np.testing.assert_array_equal(cut.top_logprobs, one.top_logprobs[: len(cut.tokens)])
+
+
 async def test_a_seed_gives_equal_tokens_and_without_one_each_request_has_its_own(sampler: SnapshotSampler) -> None:
     seeded = [await sampler.sample(ask(samples=2, max_tokens=12)) for _ in range(2)]
     assert said(seeded[0]) == said(seeded[1])

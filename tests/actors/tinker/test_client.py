@@ -76,6 +76,11 @@ def whole_story(service: Any) -> list[object]:
         prompt=prompt, num_samples=2, sampling_params=parameters, include_prompt_logprobs=True, topk_prompt_logprobs=2
     ).result()
     told += [[one.tokens for one in answer.sequences], answer.prompt_logprobs]
+    likeliest = sampling.sample(
+        prompt=prompt, num_samples=1, sampling_params=parameters, topk_sample_logprobs=2
+    ).result()
+    assert likeliest.sequences[0].topk_logprobs == [[(0, -1.0), (1, -2.0)]] * 4
+    assert answer.sequences[0].topk_logprobs is None
     told.append(sampling.compute_logprobs(prompt).result())
     newest = training.save_weights_and_get_sampling_client().result()
     told.append(newest.sample(prompt=prompt, num_samples=1, sampling_params=parameters).result().sequences[0].tokens)
@@ -97,6 +102,24 @@ async def test_a_client_trains_saves_loads_and_samples(tmp_path):
         assert (await asyncio.to_thread(loaded))["steps"] == 11.0
         await asyncio.to_thread(lambda: service.close("success").result())
         assert world.server.service._lines == {}, "a session that is closed takes its models along"
+
+
+async def test_a_sample_that_a_client_gives_up_ends_at_the_server(tmp_path):
+    async with HttpWorld(tmp_path) as world, service_of(world) as service:
+        gate = world.sampler_faults.gate = asyncio.Event()
+        prompt, parameters = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=4, seed=1)
+        sampling = await asyncio.to_thread(lambda: service.create_sampling_client(base_model=BASE).result())
+        futures = [sampling.sample(prompt=prompt, num_samples=1, sampling_params=parameters) for _ in range(3)]
+        async with asyncio.timeout(20.0):
+            while len(world.server.service._futures._polls) < 3:  # until then the client does not know what to cancel
+                await asyncio.sleep(0.01)
+            for future in futures[:2]:
+                future.future().cancel()
+            while world.sampler_faults.given_up < 2:
+                await asyncio.sleep(0.01)
+        gate.set()
+        assert len((await asyncio.to_thread(futures[2].result)).sequences) == 1
+        assert world.sampler_faults.given_up == 2
 
 
 def all_in_flight(service: Any, steps: int = 6) -> str:

@@ -255,6 +255,54 @@ def test_samples_that_fail_are_their_own_failed_futures_and_waiting_ones_are_bou
     run(tmp_path, story, limits=FEW.model_copy(update={"tinker_waiting_samples": 3}))
 
 
+def test_a_cancelled_sample_ends_in_the_sampler_and_is_not_drawn_by_the_next_life_either(tmp_path):
+    async def story(world: World) -> None:
+        gate = world.sampler_faults.gate = asyncio.Event()
+        session = await world.session()
+        base = await world.service.create_sampler("alice", session, 0, path=None, base_model=BASE)
+        row = world.service.sampler("alice", base)
+        one, other = [await world.service.sample(row, seq, sample()) for seq in (0, 1)]
+        while world.sampler_faults.calls < 2:
+            await asyncio.sleep(0)
+        poll = asyncio.ensure_future(world.answer(one))
+        await refused(world, lambda service: service.cancel("bob", one), 404)
+        await world.service.cancel("alice", one)
+        answer = await poll
+        assert isinstance(answer, op.Failed) and answer.of_user and "cancelled" in answer.error
+        assert world.sampler_faults.given_up == 1
+        early = asyncio.ensure_future(world.service.sample(row, 2, sample()))
+        await asyncio.sleep(0)
+        await world.service.cancel("alice", f"{base}/2")
+        assert isinstance(await world.answer(await early), op.Failed), "it was not stored yet when it was cancelled"
+        gate.set()
+        drawn = await world.answer(other)
+        await world.service.cancel("alice", other)
+        world.kill()
+        calls = world.sampler_faults.calls
+        await world.begin()
+        assert await world.answer(one) == answer and await world.answer(other) == drawn
+        assert world.sampler_faults.calls == calls
+
+    run(tmp_path, story)
+
+
+def test_what_a_client_leaves_and_cancels_makes_room_for_what_it_asks_next(tmp_path):
+    """Ten thousand samples that nobody waits for: never more than the bound wait, and all can be given up."""
+
+    async def story(world: World) -> None:
+        world.sampler_faults.gate = asyncio.Event()
+        session = await world.session()
+        base = await world.service.create_sampler("alice", session, 0, path=None, base_model=BASE)
+        row = world.service.sampler("alice", base)
+        for begin in range(0, 200, 50):
+            taken = [await world.service.sample(row, seq, sample()) for seq in range(begin, begin + 50)]
+            await refused(world, lambda service: service.sample(row, 9999, sample()), 429)
+            await asyncio.gather(*(world.service.cancel("alice", one) for one in taken))
+        assert not world.service._desk._tasks
+
+    run(tmp_path, story, limits=FEW.model_copy(update={"tinker_waiting_samples": 50}))
+
+
 def test_log_probabilities_of_the_last_tokens_alone(tmp_path):
     async def story(world: World) -> None:
         session = await world.session()

@@ -49,6 +49,10 @@ class Faults:
     broken_at: set[int] = field(default_factory=set)
     nan_at: set[int] = field(default_factory=set)
     lives: int = 0
+    gate: asyncio.Event | None = None
+    """What samples wait for, once they are begun."""
+    given_up: int = 0
+    """Number of samples that were ended while they waited."""
 
     def strike(self) -> int:
         self.calls += 1
@@ -170,6 +174,12 @@ class FakeSampler:
     ) -> Sampled:
         await asyncio.sleep(0)
         self.faults.strike()
+        if self.faults.gate is not None:
+            try:
+                await self.faults.gate.wait()
+            except asyncio.CancelledError:
+                self.faults.given_up += 1
+                raise
         weights = 0 if snapshot is None else int((snapshot / "adapter.json").read_text())
         count = min(parameters.max_tokens, 5)
         sequences = [
@@ -180,6 +190,7 @@ class FakeSampler:
                     np.int32,
                 ),
                 np.asarray([-(mixed(weights, one, at) % 50) / 10 for at in range(count)], np.float32),
+                _likeliest(count, parameters.topk) if parameters.topk else None,
             )
             for one in range(n)
         ]
@@ -190,6 +201,11 @@ class FakeSampler:
         k = topk_prompt_logprobs
         top = TopTokens(np.zeros((len(prompt), k), np.int32), np.full((len(prompt), k), -1, np.float32)) if k else None
         return Sampled(sequences, logprobs, top)
+
+
+def _likeliest(count: int, k: int) -> TopTokens:
+    tokens = np.broadcast_to(np.arange(k, dtype=np.int32), (count, k))
+    return TopTokens(tokens, -1.0 - tokens.astype(np.float32))
 
 
 def served(sampler: FakeSampler | None = None) -> list[ServedModel]:

@@ -6,6 +6,7 @@
 Invariants
 - Rows are 0 … n - 1, one for each branch (``branches.py``); row i's cache holds all of its tokens but the newest.
 - ``prefill`` appends rows behind the present ones. A known prefix does not change what it computes for the rest.
+- ``adapters``, int64[rows], are numbers in the decoder's ``SideAdapters``; 0, or None for all: the bare model.
 - No method keeps a reference to its arguments.
 """
 
@@ -23,6 +24,7 @@ from actors.models.routers import Recorder, routers_of
 from actors.rollout.engines.torch.fused_decoder import FusedDecoder, why_not_fused
 from actors.rollout.engines.torch.generic_decoder import GenericDecoder
 from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
+from actors.rollout.engines.torch.side_adapters import SideAdapters
 from actors.rollout.errors import ModelUnreadable
 
 
@@ -37,7 +39,12 @@ class Decoder(Protocol):
     routes: NDArray[np.uint8]
     """uint8[rows, bytes]: experts of each row's newest computed token (``models/routers.py``), if they are recorded."""
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
+    def prefill(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        known: KnownPrefixes | None = None,
+        adapters: NDArray[np.int64] | None = None,
+    ) -> Tensor:
         """Append a row for each of n ``sequences``, whose beginnings may be ``known``. Returns logits [n, vocab]."""
         ...
 
@@ -45,7 +52,9 @@ class Decoder(Protocol):
         """A row's keys and values as views [..., tokens, head_dim]; their order is the decoder's own."""
         ...
 
-    def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
+    def decode(
+        self, tokens: NDArray[np.int64], lengths: NDArray[np.int64], adapters: NDArray[np.int64] | None = None
+    ) -> Tensor:
         """Add ``tokens`` [n], the newest of each row; ``lengths`` [n] include it. Returns logits [n, vocab]."""
         ...
 
@@ -69,7 +78,14 @@ class Decoder(Protocol):
 
 
 def make_decoder(
-    model: Any, kind: str, *, max_rows: int, max_tokens: int, prefill_tokens: int, records_routes: bool = False
+    model: Any,
+    kind: str,
+    *,
+    max_rows: int,
+    max_tokens: int,
+    prefill_tokens: int,
+    records_routes: bool = False,
+    side: SideAdapters | None = None,
 ) -> Decoder:
     """The fast decoder if it fits ``model``, else the generic one. ``kind``: auto, fused or generic.
 
@@ -85,11 +101,13 @@ def make_decoder(
         raise ModelUnreadable(f"rollout.engine_options.decoder is 'fused', but {reason}: use auto")
     with torch.no_grad():
         if not reason:
-            return FusedDecoder(model, max_rows=max_rows, max_tokens=max_tokens, prefill_tokens=prefill_tokens)
+            return FusedDecoder(
+                model, max_rows=max_rows, max_tokens=max_tokens, prefill_tokens=prefill_tokens, side=side
+            )
         if records_routes and not routers_of(model):
             raise ModelUnreadable(
                 f"trainer.router_replay is set, and {type(model).__name__} has no experts whose routers are known; "
                 "unset it"
             )
         recorder = Recorder(model) if records_routes else None
-        return GenericDecoder(model, prefill_tokens=prefill_tokens, recorder=recorder)
+        return GenericDecoder(model, prefill_tokens=prefill_tokens, recorder=recorder, side=side)

@@ -12,8 +12,8 @@ Invariants
   ``least_rows`` rows, decoding reads at least ``SHORTEST_SPAN`` columns, and prefill widths are multiples of
   ``LENGTH_BUCKET``. Masked positions contribute exact zeros, and a known prefix lies at the columns where it would have
   been computed.
-- On CUDA a step of decoding is a replayed graph (``step_graphs.py``). To have few shapes that come often, rows are
-  padded to a power of two and spans to multiples of ``CUDA_SPAN``.
+- On CUDA a step of decoding is a replayed graph (``step_graphs.py``), unless a row has an adapter. To have few shapes
+  that come often, rows are padded to a power of two and spans to multiples of ``CUDA_SPAN``.
 
 Why it exists: on a tiny model the HF modules cost several times the arithmetic (``benchmarks/``).
 """
@@ -33,6 +33,7 @@ from actors.models.matmul import linear
 from actors.rollout.engines.torch.kv_cache import KvCache
 from actors.rollout.engines.torch.prefill import behind_chunks, prefill_chunks
 from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
+from actors.rollout.engines.torch.side_adapters import AdaptedRows, Part, SideAdapters
 from actors.rollout.engines.torch.step_graphs import StepGraphs
 
 _MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
@@ -69,8 +70,12 @@ def why_not_fused(model: Any, max_tokens: int) -> str:
 class _Layer:
     """Holds one decoder layer's weights, fused."""
 
-    def __init__(self, layer: Any, head_dim: int) -> None:
+    def __init__(self, layer: Any, name: str, head_dim: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
+        self.qkv_parts = _parts(f"{name}.self_attn", attention, "q_proj", "k_proj", "v_proj")
+        self.gate_up_parts = _parts(f"{name}.mlp", mlp, "gate_proj", "up_proj")
+        self.o_parts = _parts(f"{name}.self_attn", attention, "o_proj")
+        self.down_parts = _parts(f"{name}.mlp", mlp, "down_proj")
         self.qkv, self.qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
         self.gate_up, self.gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
         self.o, self.o_bias = attention.o_proj.weight.detach(), _bias(attention.o_proj)
@@ -94,6 +99,12 @@ class _Layer:
                 self.qk_norm = stacked
             else:  # in place: a recorded step reads from the same address
                 self.qk_norm.copy_(stacked)
+
+
+def _parts(name: str, owner: Any, *linears: str) -> list[Part]:
+    """Columns that each of some linear layers of ``owner`` has where they are joined."""
+    stops = np.cumsum([getattr(owner, one).weight.shape[0] for one in linears]).tolist()
+    return [Part(f"{name}.{one}", start, stop) for one, start, stop in zip(linears, [0, *stops], stops, strict=False)]
 
 
 def _bias(layer: Any) -> Tensor | None:
@@ -121,12 +132,19 @@ class FusedDecoder:
     routes: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
     """Nothing: these models have no experts."""
 
-    def __init__(self, model: Any, *, max_rows: int, max_tokens: int, prefill_tokens: int) -> None:
+    def __init__(
+        self, model: Any, *, max_rows: int, max_tokens: int, prefill_tokens: int, side: SideAdapters | None = None
+    ) -> None:
+        """``side``: adapters that rows may have; None: they have none."""
+        self._side = side or SideAdapters(model)
+        self._adapted: AdaptedRows | None = None
+        """Adapters of the rows that are computed."""
         body, config = model.model, model.config
         self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._embed, self._head = body.embed_tokens.weight.detach(), model.lm_head.weight.detach()
+        self._head_parts = [Part("lm_head", 0, len(self._head))]
         self._norm, self._eps = body.norm.weight.detach(), config.rms_norm_eps
-        self._layers = [_Layer(layer, self._head_dim) for layer in body.layers]
+        self._layers = [_Layer(one, f"model.layers.{at}", self._head_dim) for at, one in enumerate(body.layers)]
         self._prefill_tokens = prefill_tokens
         self._scale = self._head_dim**-0.5
         positions = torch.arange(_bucket(max_tokens), device=self._embed.device).unsqueeze(0)
@@ -181,7 +199,13 @@ class FusedDecoder:
 
     # ------------------------------------------------------------------ prefill
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
+    def prefill(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        known: KnownPrefixes | None = None,
+        adapters: NDArray[np.int64] | None = None,
+    ) -> Tensor:
+        adapters = np.zeros(len(sequences), np.int64) if adapters is None else adapters
         logits = torch.empty(len(sequences), self._head.shape[0], dtype=self._head.dtype, device=self._head.device)
         longest = max(len(sequence) for sequence in sequences)
         self._reserve(self._rows + len(sequences), longest + 1, used_rows=self._rows)
@@ -190,6 +214,7 @@ class FusedDecoder:
         new = np.flatnonzero(begun == 0)
         for chunk in prefill_chunks(lengths[new].tolist(), self._prefill_tokens):
             rows = self._index(new[chunk])
+            self._adapted = self._side.rows(adapters[new[chunk]])
             logits[rows] = self._prefill_chunk([sequences[i] for i in new[chunk]], rows + self._rows)
         if known is not None:
             rest = np.flatnonzero(begun)
@@ -198,6 +223,7 @@ class FusedDecoder:
                 for part in prefill_chunks(begun[chosen].tolist(), self._prefill_tokens):  # what is read is a copy
                     few = chosen[part]
                     self._cache.begin(self._index(few) + self._rows, *known.read(few.tolist()))
+                self._adapted = self._side.rows(adapters[chosen])
                 logits[rows] = self._prefill_behind([sequences[i] for i in chosen], begun[chosen], rows + self._rows)
         self._rows += len(sequences)
         self.prefilled_tokens += int((lengths - begun).sum())
@@ -259,15 +285,20 @@ class FusedDecoder:
 
     # ------------------------------------------------------------------ decode
 
-    def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
+    def decode(
+        self, tokens: NDArray[np.int64], lengths: NDArray[np.int64], adapters: NDArray[np.int64] | None = None
+    ) -> Tensor:
         n = len(tokens)
+        adapters = np.zeros(n, np.int64) if adapters is None else adapters
         spare = self._padded_rows(n) - n
         if spare > 0:  # spare rows compute garbage at position 0 of free slots
             tokens = np.concatenate([tokens, np.zeros(spare, np.int64)])
             lengths = np.concatenate([lengths, np.ones(spare, np.int64)])
+            adapters = np.concatenate([adapters, np.zeros(spare, np.int64)])
         longest = int(lengths.max())
         self._reserve(len(tokens), longest, used_rows=n)
-        if self._graphs is None:
+        self._adapted = self._side.rows(adapters)
+        if self._graphs is None or self._adapted is not None:
             return self._decode(self._index(tokens), self._index(lengths - 1), self._span(longest))[:n]
         span = min(-(-longest // CUDA_SPAN) * CUDA_SPAN, self._cache.width)
         return self._graphs.step(self._decode, tokens, lengths - 1, span, place=self._cache.place)[:n]
@@ -316,7 +347,8 @@ class FusedDecoder:
     def _project(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries and keys, and values, of hidden [n, h]: [n, heads or kv_heads, head_dim] each."""
         d, half = self._head_dim, self._head_dim // 2
-        qkv = linear(self._rms(hidden, layer.norm_1), layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, d)
+        qkv = self._linear(self._rms(hidden, layer.norm_1), layer.qkv, layer.qkv_bias, layer.qkv_parts)
+        qkv = qkv.view(hidden.shape[0], -1, d)
         qk, v = qkv[:, : layer.heads + layer.kv_heads], qkv[:, layer.heads + layer.kv_heads :]
         if layer.qk_norm is not None:
             qk = self._rms(qk, layer.qk_norm)
@@ -324,15 +356,26 @@ class FusedDecoder:
         return qk[:, : layer.heads], qk[:, layer.heads :], v
 
     def _finish_layer(self, layer: _Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
-        hidden = hidden + linear(mixed, layer.o, layer.o_bias)
-        gate, up = linear(self._rms(hidden, layer.norm_2), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return hidden + linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        hidden = hidden + self._linear(mixed, layer.o, layer.o_bias, layer.o_parts)
+        normed = self._rms(hidden, layer.norm_2)
+        gate, up = self._linear(normed, layer.gate_up, layer.gate_up_bias, layer.gate_up_parts).chunk(2, -1)
+        return hidden + self._linear(F.silu(gate).mul_(up), layer.down, layer.down_bias, layer.down_parts)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: list[Part]) -> Tensor:
+        """Outputs [n, out] of x [n, in] by joined layers, ``parts``, and by the adapters of the rows."""
+        y = linear(x, weight, bias)
+        if self._adapted is not None:
+            self._adapted.add(y, x, parts)
+        return y
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, vocab] of hidden [n, h]; padded to the least rows, so that few rows give the same bits as many."""
         n = hidden.shape[0]
-        hidden = F.pad(hidden, (0, 0, 0, max(0, self._least_rows - n)))
-        return linear(self._rms(hidden, self._norm), self._head)[:n]
+        normed = self._rms(F.pad(hidden, (0, 0, 0, max(0, self._least_rows - n))), self._norm)
+        logits = linear(normed, self._head)[:n]
+        if self._adapted is not None:
+            self._adapted.add(logits, normed[:n], self._head_parts)
+        return logits
 
 
 def least_rows(weights: Iterable[Tensor]) -> int:

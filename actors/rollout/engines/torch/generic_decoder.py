@@ -28,6 +28,7 @@ from transformers import DynamicCache
 from actors.models.routers import Recorder
 from actors.rollout.engines.torch.prefill import behind_chunks, prefill_chunks
 from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
+from actors.rollout.engines.torch.side_adapters import SideAdapters
 from actors.rollout.errors import ModelUnreadable
 
 _SPREAD: Final = 16
@@ -39,8 +40,11 @@ _BY_LENGTH: Final = ("dynamic", "longrope")
 class GenericDecoder:
     """Implements ``Decoder``; see the module's docstring."""
 
-    def __init__(self, model: Any, *, prefill_tokens: int, recorder: Recorder | None = None) -> None:
-        """``recorder``: of the experts that tokens go to; None: they are not recorded."""
+    def __init__(
+        self, model: Any, *, prefill_tokens: int, recorder: Recorder | None = None, side: SideAdapters | None = None
+    ) -> None:
+        """``recorder``: of the experts that tokens go to; ``side``: adapters that rows may have. None: none."""
+        self._side = side or SideAdapters(model)
         self._model, self._prefill_tokens, self._recorder = model, prefill_tokens, recorder
         self.routes = np.zeros((0, recorder.width_bytes if recorder else 0), np.uint8)
         accepted = inspect.signature(model.forward).parameters
@@ -84,7 +88,12 @@ class GenericDecoder:
         index = self._tensor(order)
         self._layers = [(keys[:, :, cut:][index], values[:, :, cut:][index]) for keys, values in self._layers]
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
+    def prefill(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        known: KnownPrefixes | None = None,
+        adapters: NDArray[np.int64] | None = None,
+    ) -> Tensor:
         logits: list[Tensor] = [torch.empty(0)] * len(sequences)
         layers: list[list[tuple[Tensor, Tensor]]] = [[]] * len(sequences)
         routes = np.zeros((len(sequences), self.routes.shape[1]), np.uint8)
@@ -106,7 +115,8 @@ class GenericDecoder:
                 if known and begun[chunk[0]]
                 else []
             )
-            output, computed, routes[chunk] = self._forward(ids, size, past)
+            with self._side.beside(None if adapters is None else adapters[chunk]):
+                output, computed, routes[chunk] = self._forward(ids, size, past)
             self.prefilled_tokens += int(np.minimum(size, width).sum())
             for row, i in enumerate(chunk):
                 logits[i] = output[row]
@@ -137,8 +147,11 @@ class GenericDecoder:
             merged.append((pair[0], pair[1]))
         self._layers = merged
 
-    def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
-        logits, self._layers, self.routes = self._forward(tokens[:, None], lengths, self._layers)
+    def decode(
+        self, tokens: NDArray[np.int64], lengths: NDArray[np.int64], adapters: NDArray[np.int64] | None = None
+    ) -> Tensor:
+        with self._side.beside(adapters):
+            logits, self._layers, self.routes = self._forward(tokens[:, None], lengths, self._layers)
         self._lengths = lengths.copy()
         return logits
 

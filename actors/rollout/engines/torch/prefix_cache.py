@@ -5,7 +5,8 @@
 
 Invariants
 - Keys and values that are read were computed for exactly these tokens behind exactly the tokens before them, with the
-  present weights: ``forget`` is called whenever the weights change, also if running sequences keep theirs.
+  same adapter (by its number; 0: none) and the present weights: ``forget`` is called whenever the weights change, also
+  if running sequences keep theirs.
 - The pool grows by doubling, never beyond ``max_bytes``; while it grows, a part of it is in memory twice.
 - Contents behind the known tokens are undefined but finite: blocks of the same sequence fill the gap.
 
@@ -50,14 +51,14 @@ class PrefixCache:
         """Whether it keeps anything."""
         return self._max_bytes > 0
 
-    def match(self, tokens: NDArray[np.int32]) -> Chain:
+    def match(self, tokens: NDArray[np.int32], adapter: int = 0) -> Chain:
         """The longest known prefix of ``tokens``; never its last token, whose logits are needed."""
         if self._index is None:
             return _NOTHING
-        chain = self._index.match(tokens[:-1])
+        chain = self._index.match(tokens[:-1], adapter)
         return chain if chain.tokens >= LEAST_TOKENS else _NOTHING
 
-    def keep(self, tokens: NDArray[np.int32], parts: Sequence[Tensor]) -> None:
+    def keep(self, tokens: NDArray[np.int32], parts: Sequence[Tensor], adapter: int = 0) -> None:
         """Keep the first ``len(tokens)`` tokens of ``parts``, which belong to ``tokens``."""
         if not self.on:
             return
@@ -69,7 +70,7 @@ class PrefixCache:
                 return
             self._index = PrefixIndex(BLOCK_TOKENS, self._blocks_max)
             self._pool = [part.new_zeros(0, *part.shape[:-2], BLOCK_TOKENS, part.shape[-1]) for part in parts]
-        known, places = self._index.extend(tokens)
+        known, places = self._index.extend(tokens, adapter)
         self._reserve(len(self._index))
         whole = len(tokens) // BLOCK_TOKENS - known
         for number, place, count in _runs(places[:whole], known):

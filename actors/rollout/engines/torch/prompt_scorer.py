@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from actors.rollout.engine import PromptScores
+from actors.rollout.engines.torch.side_adapters import SideAdapters
 from actors.rollout.errors import LogitsNotFinite
 
 PART_LOGITS: Final = 1 << 25
@@ -36,14 +37,18 @@ class PromptScorer:
     Args:
         in_parts: whether keys and values of a token depend on the tokens before it alone; else a prompt is one part.
         part_logits: size of a part; ``PART_LOGITS`` but in tests.
+        side: adapters by which prompts may be scored; None: there are none.
     """
 
-    def __init__(self, model: Any, *, in_parts: bool, part_logits: int = PART_LOGITS) -> None:
+    def __init__(
+        self, model: Any, *, in_parts: bool, part_logits: int = PART_LOGITS, side: SideAdapters | None = None
+    ) -> None:
         self._model, self._in_parts, self._part_logits = model, in_parts, part_logits
+        self._side = side or SideAdapters(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
-    def score(self, prompt: NDArray[np.int32], top_k: int) -> PromptScores:
-        """Score ``prompt``, int32[p]; with the ``top_k`` likeliest tokens of each position.
+    def score(self, prompt: NDArray[np.int32], top_k: int, adapter: int = 0) -> PromptScores:
+        """Score ``prompt``, int32[p], by an ``adapter``; with the ``top_k`` likeliest tokens of each position.
 
         Raises:
             LogitsNotFinite: the weights are broken.
@@ -55,7 +60,7 @@ class PromptScorer:
         top_logprobs = np.full((len(prompt), top_k), np.nan, np.float32)
         cache = DynamicCache()
         width, begin = self._part(known), 0
-        with torch.inference_mode():
+        with torch.inference_mode(), self._side.beside(np.array([adapter])):
             while begin < known:
                 end = min(begin + width, known)
                 logits = self._logits(ids, begin, end, cache)

@@ -34,6 +34,10 @@ class RunningRows:
         """Numbers of leading tokens that the prefix cache keeps: other sequences, or a later turn, may share them."""
         self.branches = np.zeros(max_rows, np.int64)
         """Rows of the decoder's cache; meaningless for sequences that are not prefilled yet."""
+        self.adapters = np.zeros(max_rows, np.int64)
+        """Numbers of the sequences' adapters; 0: none."""
+        self.tops = np.zeros(max_rows, np.int64)
+        """Numbers of likeliest tokens that are told at each position."""
         self.keys = np.zeros(max_rows, np.uint64)
         self.temperature = np.ones(max_rows)
         self.top_p = np.ones(max_rows)
@@ -56,6 +60,8 @@ class RunningRows:
         self.lengths[new], self.offsets[new] = prompts + known, firsts + known
         self.budgets[new] = np.minimum([request.end for request in requests], firsts + self._max_tokens - prompts)
         self.prompts[new] = prompts + known * turns
+        self.adapters[new] = [request.adapter for request in requests]
+        self.tops[new] = [request.top_logprobs for request in requests]
         self.keys[new] = _keys(requests)
         self.temperature[new] = [sampling.temperature for sampling in samplings]
         self.top_p[new] = [sampling.top_p for sampling in samplings]
@@ -117,7 +123,7 @@ class RunningRows:
 
     def _columns(self) -> list[NDArray[np.generic]]:
         shared = [self.requests, self.lengths, self.offsets, self.budgets, self.prompts, self.branches, self.keys]
-        return [*shared, self.temperature, self.top_p, self.top_k, self.stops, self.tokens]
+        return [*shared, self.adapters, self.tops, self.temperature, self.top_p, self.top_k, self.stops, self.tokens]
 
 
 def _keys(requests: Sequence[GenerationRequest]) -> NDArray[np.uint64]:

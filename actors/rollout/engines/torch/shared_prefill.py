@@ -40,50 +40,65 @@ class SharedPrefill:
         """Number of tokens computed so far."""
 
     def run(
-        self, decoder: Decoder, sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int]
+        self,
+        decoder: Decoder,
+        sequences: Sequence[NDArray[np.int32]],
+        prompt_tokens: Sequence[int],
+        adapters: NDArray[np.int64] | None = None,
     ) -> tuple[Tensor, NDArray[np.int64]]:
-        """Append a row for each of n ``sequences``, which are all different.
+        """Append a row for each of n ``sequences``, of which those of one adapter are all different.
 
         Args:
             prompt_tokens: number of leading tokens of each sequence that are worth keeping: its prompt.
+            adapters: numbers of the sequences' adapters, int64[n]; None: they have none.
 
         Returns:
             Logits [n, vocab] in the order of the rows, and each sequence's row behind the present ones.
         """
+        adapters = np.zeros(len(sequences), np.int64) if adapters is None else adapters
         before, logits, order = decoder.prefilled_tokens, list[Tensor](), list[int]()
         keeps = self._cache.on and decoder.shares_prefixes
         left = dict.fromkeys(range(len(sequences)), -1)
         while left:
-            now, chains, left = self._wave(sequences, prompt_tokens, left) if keeps else (list(left), [], {})
+            now, chains, left = self._wave(sequences, prompt_tokens, adapters, left) if keeps else (list(left), [], {})
             wave, row = [sequences[i] for i in now], decoder.rows
             logits.append(
                 decoder.prefill(
-                    wave, KnownPrefixes(self._cache, chains) if any(chain.tokens for chain in chains) else None
+                    wave,
+                    KnownPrefixes(self._cache, chains) if any(chain.tokens for chain in chains) else None,
+                    adapters[now],
                 )
             )
             order += now
             for number, i in enumerate(now if keeps else (), row):
-                self._cache.keep(sequences[i][: prompt_tokens[i]], decoder.parts(number))
+                self._cache.keep(sequences[i][: prompt_tokens[i]], decoder.parts(number), int(adapters[i]))
         self.prefilled_tokens += decoder.prefilled_tokens - before
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
         return logits[0] if len(logits) == 1 else torch.cat(logits), places
 
     def _wave(
-        self, sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int], left: dict[int, int]
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        prompt_tokens: Sequence[int],
+        adapters: NDArray[np.int64],
+        left: dict[int, int],
     ) -> tuple[list[int], list[Chain], dict[int, int]]:
         """Choose a wave: sequences to compute now, their known prefixes, and those ``left`` for later.
 
         ``left``: sequence → number of its tokens that were known when it was put off. A sequence that gained nothing by
         waiting, as with a cache that is too small, does not wait again.
         """
-        chains = {i: self._cache.match(sequences[i]) for i in left}
+        chains = {i: self._cache.match(sequences[i], int(adapters[i])) for i in left}
         now = [i for i, before in left.items() if chains[i].tokens <= before]
-        rest = sorted(left.keys() - now, key=lambda i: sequences[i].tobytes())  # shared prefixes are neighbours
-        later = list[int]()
-        for first, others in _alike(sequences, prompt_tokens, chains, rest):
-            now.append(first)
-            (later if sum(others.values()) >= WAVE_TOKENS else now).extend(others)
+        rest, later = left.keys() - now, list[int]()
+        for adapter in np.unique(adapters[list(rest)]):
+            alike = sorted(
+                rest & set(np.flatnonzero(adapters == adapter).tolist()), key=lambda i: sequences[i].tobytes()
+            )
+            for first, others in _alike(sequences, prompt_tokens, chains, alike):  # shared prefixes are neighbours
+                now.append(first)
+                (later if sum(others.values()) >= WAVE_TOKENS else now).extend(others)
         return now, [chains[i] for i in now], {i: chains[i].tokens for i in later}
 
     def forget(self) -> None:

@@ -7,8 +7,8 @@
                                      draw (noise of seed, prompt, sibling, position) ─▶ record ─▶ finished rows leave
                                      ─▶ siblings with the same tokens so far share a row of the cache (branches.py)
 
-Everything that computes runs on the engine's own thread; between two calls nothing moves. It is a ``SnapshotEngine``,
-too: versions may be adapters of any shape, and prompts are scored (``prompt_scorer.py``).
+Everything that computes runs on the engine's own thread; between two calls nothing moves. It is an ``AdapterEngine``,
+too: adapters of any shape run side by side (``side_adapters.py``), and prompts are scored (``prompt_scorer.py``).
 
 Options (``EngineSpec.options``)
 - ``decoder``: ``auto`` (default), ``fused`` or ``generic``; see ``decoder.py``.
@@ -38,19 +38,18 @@ from actors.models.adapter import AdapterSpec
 from actors.protocol.tokens import FinishReason
 from actors.protocol.work import EngineStats
 from actors.rollout.engine import EngineSpec, GenerationRequest, PromptScores, StepOutput, WeightTensors
-from actors.rollout.engines.adapter_tensors import AdapterTensors
 from actors.rollout.engines.requests import check_requests, to_compute
 from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.engines.torch.branches import one_slot_each, rearranged
 from actors.rollout.engines.torch.decoder import Decoder, make_decoder
 from actors.rollout.engines.torch.kv_cache import slots_that_fit
-from actors.rollout.engines.torch.model_loading import copy_model, load_model, pick_device, refuse_another_kind
-from actors.rollout.engines.torch.prompt_scorer import PromptScorer
+from actors.rollout.engines.torch.model_loading import load_model, pick_device
 from actors.rollout.engines.torch.rows import RunningRows
+from actors.rollout.engines.torch.served_weights import ServedWeights
 from actors.rollout.engines.torch.shared_prefill import SharedPrefill
-from actors.rollout.engines.torch.token_sampler import RowSampling, draw
-from actors.rollout.engines.torch.weight_loading import AdaptedWeights, SleepingWeights, copy_weights, verify_weights
-from actors.rollout.errors import EngineError, LogitsNotFinite, ModelUnreadable
+from actors.rollout.engines.torch.side_adapters import SideAdapters
+from actors.rollout.engines.torch.token_sampler import RowSampling, draw, likeliest
+from actors.rollout.errors import EngineError, LogitsNotFinite, ModelUnreadable, RequestRefused
 from actors.rollout.sampling import uniforms
 
 T = TypeVar("T")
@@ -61,17 +60,14 @@ class TorchEngine:
     """Implements ``RolloutEngine``; see the module's docstring."""
 
     kind = "torch"
+    tells_top_logprobs = True
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
         self._spec: EngineSpec | None = None
         self._model: Any = None
         self._decoder: Decoder | None = None
-        self._adapted: AdaptedWeights | None = None
-        """Weights of the adapted layers without an adapter."""
-        self._expects: AdapterTensors | None = None
-        """Tensors of each version; None if versions are models."""
-        self._scorer: PromptScorer | None = None
+        self._weights: ServedWeights | None = None
         self._prefill = SharedPrefill(0)
         self._slots = 1
         self._rows = RunningRows(1, 1)
@@ -86,13 +82,13 @@ class TorchEngine:
         """Running requests to end at the start of the next step, on the engine's thread."""
         self._columns = StepColumns()
         self._version = 0
-        self._asleep: SleepingWeights | None = None
         self._sleeping = False
         self._weights_lost = False
         self._tokens_per_step = 0
         """Number of tokens that each sequence gains in a step; 0: as many as fit into ``_step_s``."""
         self._step_s = 0.0
         self._vocab = 0
+        self._tops = 0  # the largest ``top_logprobs`` of the present sequences
         self._stats = EngineStats()
 
     async def start(self, spec: EngineSpec) -> None:
@@ -113,6 +109,7 @@ class TorchEngine:
         self._vocab = int(self._model.get_input_embeddings().weight.shape[0])
         self._slots = spec.max_running or slots_that_fit(self._model, spec)
         self._rows = RunningRows(self._slots, spec.max_context_tokens)
+        side = SideAdapters(self._model)
         self._decoder = make_decoder(
             self._model,
             str(spec.options.get("decoder", "auto")),
@@ -120,10 +117,9 @@ class TorchEngine:
             max_tokens=spec.max_context_tokens,
             prefill_tokens=int(spec.options.get("prefill_tokens", 8192)),
             records_routes=spec.records_routes,
+            side=side,
         )
-        self._adapted = AdaptedWeights(self._model)
-        self._expects = None if spec.adapter is None else self._adapted.expected(spec.adapter)
-        self._scorer = PromptScorer(self._model, in_parts=self._decoder.shares_prefixes)
+        self._weights = ServedWeights(self._model, self._decoder, side, spec, self._prefill.forget)
         with torch.inference_mode():
             try:
                 self._warm_up(self._decoder)
@@ -156,10 +152,20 @@ class TorchEngine:
         """Queue requests.
 
         Raises:
-            RequestRefused: names those with no prompt or with ids outside the vocabulary. None is queued.
+            RequestRefused: names those with no prompt, with ids outside the vocabulary, or of an adapter that is not
+                held. None is queued.
         """
         check_requests(requests, vocab=self._vocab)
+        self._refuse_unheld(requests)
+        self._tops = max([self._tops if self.has_work else 0, *(request.top_logprobs for request in requests)])
         self._waiting.extend(to_compute(requests, self._started().max_context_tokens, self._columns))
+
+    def _refuse_unheld(self, requests: Sequence[GenerationRequest]) -> None:
+        numbered = [request for request in requests if request.adapter]
+        if numbered and self._served().are_adapted:
+            raise EngineError("a sequence is of a numbered adapter while another one is loaded: load the bare model")
+        if lost := [request.request for request in numbered if request.adapter not in self._served().side]:
+            raise RequestRefused(f"request {lost[0]} is of an adapter that is not held: add it first", tuple(lost))
 
     def abort(self, requests: Sequence[int]) -> None:
         gone = set(requests)
@@ -254,11 +260,13 @@ class TorchEngine:
         noise = uniforms(rows.keys[: rows.count], rows.offsets[: rows.count])
         tokens, logprobs = draw(logits, noise, rows.sampling())
         offsets, requests = rows.offsets[: rows.count].copy(), rows.requests[: rows.count].copy()
+        asking = np.flatnonzero(rows.tops[: rows.count])
+        tops = likeliest(logits, rows.sampling(), asking, self._tops) if self._tops else None
         routes = self._ready().routes[rows.branches[: rows.count]] if self._started().records_routes else None
         broken = np.flatnonzero(~np.isfinite(logprobs))
         self._cleanse(broken)
         finished = rows.record(tokens)
-        self._columns.tokens(requests, offsets, tokens, logprobs, finished, routes)
+        self._columns.tokens(requests, offsets, tokens, logprobs, finished, routes, tops)
         self._leave(np.flatnonzero(finished))
         self._arrange()
         if len(broken):
@@ -280,7 +288,7 @@ class TorchEngine:
         rows, parts = self._rows, list[torch.Tensor]()
         if self._cached:
             slots = self._one_slot_each()
-            parts.append(self._ready().decode(rows.last_tokens()[slots], rows.lengths[slots]))
+            parts.append(self._ready().decode(rows.last_tokens()[slots], rows.lengths[slots], rows.adapters[slots]))
         if self._cached < rows.count:
             parts.append(self._begin())
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -289,11 +297,13 @@ class TorchEngine:
     def _begin(self) -> torch.Tensor:
         """Prefill the slots that have no cache, siblings together; returns the logits of their new branches."""
         rows, slots = self._rows, range(self._cached, self._rows.count)
-        firsts: dict[bytes, int] = {}
-        alike = [firsts.setdefault(rows.sequence(slot).tobytes(), slot) for slot in slots]
+        firsts: dict[tuple[int, bytes], int] = {}
+        keys = [(int(rows.adapters[slot]), rows.sequence(slot).tobytes()) for slot in slots]
+        alike = [firsts.setdefault(key, slot) for key, slot in zip(keys, slots, strict=True)]
         distinct = list(firsts.values())
         prompts = rows.prompts[distinct].tolist()
-        logits, places = self._prefill.run(self._ready(), [rows.sequence(slot) for slot in distinct], prompts)
+        sequences = [rows.sequence(slot) for slot in distinct]
+        logits, places = self._prefill.run(self._ready(), sequences, prompts, rows.adapters[distinct])
         branch_of = dict(zip(distinct, (self._branches + places).tolist(), strict=True))
         rows.branches[self._cached : rows.count] = [branch_of[first] for first in alike]
         self._begun_tokens += int(rows.lengths[self._cached : rows.count].sum())
@@ -318,7 +328,7 @@ class TorchEngine:
         *,
         in_flight: Literal["keep", "recompute"],
     ) -> None:
-        await self._serve(policy_version, self._load_weights, tensors, dtypes)
+        await self._serve(policy_version, self._served().load_version, tensors, dtypes)
         self._weights_lost = False
         if in_flight == "recompute":
             self._forget_cache()
@@ -328,11 +338,11 @@ class TorchEngine:
     ) -> None:
         if self._weights_lost:
             raise EngineError("load_adapter before the load of a model that must follow a wake from level 2")
-        await self._serve(policy_version, self._load_adapter, tensors, dtypes, spec)
+        await self._serve(policy_version, self._served().load_adapter, tensors, dtypes, spec)
         self._forget_cache()
 
     async def load_model(self, directory: Path, policy_version: int) -> None:
-        await self._serve(policy_version, self._load_model, directory)
+        await self._serve(policy_version, self._served().load_model, directory)
         self._weights_lost = False
         self._forget_cache()
 
@@ -342,44 +352,24 @@ class TorchEngine:
         await self._run(load, *args)
         self._version = policy_version
 
-    def _load_weights(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
-        if (expected := self._expects) is not None:
-            expected.check(tensors, dtypes)
-            self._change(lambda: self._weights().load(tensors, expected))
-        else:
-            verify_weights(self._model, tensors, dtypes)
-            self._change(lambda: copy_weights(self._model, tensors), whole=True)
+    @property
+    def holds_adapters(self) -> bool:
+        return self._weights is not None and self._weights.side.possible
 
-    def _load_adapter(self, tensors: WeightTensors, dtypes: Mapping[str, str], spec: AdapterSpec | None) -> None:
-        expected = None if spec is None else self._weights().expected(spec)
-        if expected is not None:
-            expected.check(tensors, dtypes)
-        self._change(lambda: self._weights().load(tensors, expected))
+    async def add_adapter(
+        self, number: int, tensors: WeightTensors, dtypes: Mapping[str, str], spec: AdapterSpec
+    ) -> None:
+        await self._run(self._served().side.add, number, tensors, dtypes, spec)
 
-    def _load_model(self, directory: Path) -> None:
-        other = load_model(directory, self._started().dtype, torch.device("cpu"))
-        refuse_another_kind(self._model, other, directory)
-        self._change(lambda: copy_model(self._model, other), whole=True)
+    async def drop_adapter(self, number: int) -> None:
+        if number in self._rows.adapters[: self._rows.count] or any(one.adapter == number for one in self._waiting):
+            raise EngineError(f"adapter {number} is dropped while sequences of it run or wait")
+        await self._run(self._served().side.drop, number)
 
-    def _change(self, change: Callable[[], None], *, whole: bool = False) -> None:
-        """Change the weights, and all that follows from them. ``whole``: they are a model's, without an adapter."""
-        self._prefill.forget()
-        change()
-        if whole:
-            self._weights().forget()
-        with torch.no_grad():
-            self._ready().weights_changed()
-
-    def _weights(self) -> AdaptedWeights:
-        if self._adapted is None:
-            raise EngineError("the engine has not been started, or was closed")
-        return self._adapted
-
-    async def score(self, prompt: NDArray[np.int32], top_k: int) -> PromptScores:
-        scorer = self._scorer
-        if self._sleeping or self._weights_lost or scorer is None:
-            raise EngineError("score before the start, asleep, or before the load that must follow a wake from level 2")
-        return await self._run(scorer.score, prompt, top_k)
+    async def score(self, prompt: NDArray[np.int32], top_k: int, adapter: int = 0) -> PromptScores:
+        if self._sleeping or self._weights_lost:
+            raise EngineError("score while asleep, or before the load that must follow a wake from level 2")
+        return await self._run(self._served().scorer.score, prompt, top_k, adapter)
 
     @property
     def vocab(self) -> int:
@@ -394,10 +384,7 @@ class TorchEngine:
         return self._version
 
     async def sleep(self, level: int) -> None:
-        """Level 1 frees the cache (and moves CUDA weights to the host), 2 drops the weights too. Sequences survive.
-
-        If versions are adapters, level 2 keeps the model, since no version would bring it back.
-        """
+        """Level 1 frees the cache (and moves CUDA weights to the host), 2 drops the weights too. Sequences survive."""
         if self._sleeping:
             return
         self._sleeping = True
@@ -406,19 +393,13 @@ class TorchEngine:
     def _fall_asleep(self, level: int) -> None:
         self._forget_cache()
         self._prefill.release()
-        drops = level >= 2 and self._expects is None
         self._weights_lost |= level >= 2
-        if drops or self._model.device.type != "cpu":
-            self._asleep = SleepingWeights(self._model, keep=not drops)
-        if self._model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._served().fall_asleep(level)
 
     async def wake(self) -> None:
-        if not self._sleeping:
-            return
-        if self._asleep is not None:
-            await self._run(self._asleep.restore)
-        self._asleep, self._sleeping = None, False
+        if self._sleeping:
+            await self._run(self._served().wake)
+            self._sleeping = False
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -428,7 +409,7 @@ class TorchEngine:
         self._thread.shutdown(wait=False)
 
     def _release(self) -> None:
-        self._model = self._decoder = self._adapted = self._expects = self._scorer = None
+        self._model = self._decoder = self._weights = None
         self._prefill.release()
         self._rows, self._cached, self._branches = RunningRows(1, 1), 0, 0
         self._waiting.clear()
@@ -437,6 +418,11 @@ class TorchEngine:
         if self._spec is None:
             raise EngineError("the engine has not been started")
         return self._spec
+
+    def _served(self) -> ServedWeights:
+        if self._weights is None:
+            raise EngineError("the engine has not been started, or was closed")
+        return self._weights
 
     def _ready(self) -> Decoder:
         if self._decoder is None:

@@ -118,6 +118,11 @@ class AdaptedWeights:
             assert expected is not None
             layer.adapted(self._own[layer.name][1], a, b, expected.spec.scale, out=weight)
 
+    @property
+    def are_adapted(self) -> bool:
+        """Whether an adapter is merged into the model now."""
+        return bool(self._changed)
+
     def forget(self) -> None:
         """Take the model's present weights for the original ones."""
         self._own, self._changed = {}, set()
