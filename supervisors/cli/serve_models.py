@@ -1,7 +1,7 @@
 """``headrace serve``: models for programs that train and sample with the client ``tinker``.
 
-    --model …, --services FILE │ one service of this machine ─▶ ServingConfig ─▶ a head that serves nothing else
-    headrace head --serve FILE ───────────────────────────────▶ the same, beside jobs
+--model …, --services FILE │ one service of this machine ─▶ ServingConfig ─▶ a head that serves nothing else
+headrace head --serve FILE ───────────────────────────────▶ the same, beside jobs
 """
 
 from __future__ import annotations
@@ -33,12 +33,23 @@ def serve(
     ],
     services: ServicesFile = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that sample, for each model.")] = 1,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any.")] = 8900,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients come; beyond this machine with --tls alone.")
+    ] = "127.0.0.1:8900",
+    tls: Annotated[str | None, typer.Option(metavar="PEM", help="Certificate to listen with.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="The certificate's key.")] = None,
+    tenants: Annotated[
+        Path | None, typer.Option(metavar="TENANTS.yaml", help="Quotas of tenants: models, tokens/s, bytes.")
+    ] = None,
+    prometheus_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Show what tenants use at this port of 127.0.0.1.")
+    ] = None,
     dir_: Annotated[
         Path, typer.Option("--dir", help="Where operations and saved states are kept; with it, it goes on.")
     ] = Path("served"),
     tenant: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Print a key for this tenant. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Print a key of this tenant. Repeatable; headrace keys makes further ones."),
     ] = None,
     head_stays: Annotated[
         bool,
@@ -50,7 +61,8 @@ def serve(
     devices: DeviceOption = None,
 ) -> None:
     """Serve models to programs that use the tinker client, until stopped."""
-    from configs.serving import ServingConfig, models_named, problems_of, service_for
+    from configs.serving import ServingConfig, address_of, models_named, problems_of, service_for
+    from configs.tenants import TenantsConfig, load_tenants
     from supervisors.cli.running.job_lines import JobLines
     from supervisors.cli.serve import alone_in
     from supervisors.trees import run_head
@@ -59,15 +71,20 @@ def serve(
     found = devices_of_this_machine(devices)
     try:
         shared = services_of(services, None) or _own_service()
+        host, port = address_of(listen)
         serving = ServingConfig(
-            models=models_named(model), directory=str(dir_), port=port, samplers=workers, head_stays=head_stays
-        )
+            models=models_named(model), directory=str(dir_), host=host, port=port, tls_certificate=tls, tls_key=tls_key,
+            quotas=TenantsConfig() if tenants is None else load_tenants(tenants), prometheus_port=prometheus_port,
+            samplers=workers, head_stays=head_stays,
+        )  # fmt: skip
         service_for(serving, shared)
-        if problems := [Problem("--model", *found) for found in problems_of(serving)]:
+        if problems := [Problem("headrace serve", *found) for found in problems_of(serving)]:
             raise ConfigError(problems)
+        _check_tls(serving)
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
-    lines, keys = JobLines(lambda line: print(line, flush=True)), _Keys(dir_, tenant or ["me"])
+    lines = JobLines(lambda line: print(line, flush=True))
+    keys = _Keys(dir_, tenant or ([] if tenants else ["me"]))
 
     def hear(progress: Mapping[str, Any]) -> None:
         lines.update(progress)
@@ -93,7 +110,18 @@ def served_by(file: Path, services: ServicesConfig | None) -> ServingConfig:
         wrong = "is given, and no service that trains its models"
         raise ConfigError.of("--serve", "", wrong, "Add --services FILE")
     service_for(serving, services)
+    _check_tls(serving)
     return serving
+
+
+def _check_tls(serving: ServingConfig) -> None:
+    """Raises ConfigError: the certificate and its key cannot be used."""
+    from actors.host.https import server_tls
+
+    try:
+        server_tls(serving.tls_certificate, serving.tls_key)
+    except OSError as error:
+        raise ConfigError.of("headrace serve", "tls_certificate, tls_key", str(error), "Name two PEM files") from error
 
 
 def _own_service() -> ServicesConfig:

@@ -49,7 +49,7 @@ class Served:
         self._directory = directory
         self._words = [
             *(sys.executable, "-m", "main", "serve", "--model", f"base={model}", "--dir", str(directory)),
-            *("--port", str(free_ports(1)), "--head-stays", "--tenant", "alice"),
+            *("--listen", f"127.0.0.1:{free_ports(1)}", "--head-stays", "--tenant", "alice"),
         ]
         self._log = directory.with_suffix(".log")
         self.begin()
