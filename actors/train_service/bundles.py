@@ -156,9 +156,14 @@ class Bundle:
         )
 
 
-def ends_burst(body: training.TrainBody) -> bool:
-    """Whether a burst ends with this call, which hands over the weights or a checkpoint."""
-    return isinstance(body, _ENDS_BURST)
+def ends_burst(body: training.TrainBody, *, of_job: bool = True) -> bool:
+    """Whether a burst ends with this call. A job's hands over the weights or a checkpoint.
+
+    What a client's model will be asked next nobody knows: its burst ends with any call that adds no gradient.
+    """
+    if of_job:
+        return isinstance(body, _ENDS_BURST)
+    return not (isinstance(body, training.LearnCall) and body.backward) and not isinstance(body, training.DropSums)
 
 
 async def perform(backend: TrainBackend, body: training.TrainBody) -> training.TrainOutcome:

@@ -176,7 +176,9 @@ class TrainService(Actor):
         life, ending = f"{self.ctx.self_address.peer.incarnation}.{number}", before and before.ending
         bundle = self._bundles[job] = Bundle(message, life, number, self._make(self._config.backend), before=ending)
         isolated = self._notes.is_isolated(job)
-        self._slices.join(job, priority=message.priority, share=message.share, isolated=isolated)
+        self._slices.join(
+            job, priority=message.priority, share=message.share, isolated=isolated, kept=bundle.is_of_job
+        )
         self._hear(bundle)
         bundle.work = self.ctx.start_task(self._start(bundle, agreed), f"attach {job}")
         return bundle
@@ -312,7 +314,7 @@ class TrainService(Actor):
             outcome = failure(error, body, limit_s)
             await self._ranks.agree(bundle.backend)
         computed_s = self.ctx.now() - began_s
-        ends = ends_burst(body) or (isinstance(outcome, CallFailed) and outcome.breaks)
+        ends = ends_burst(body, of_job=bundle.is_of_job) or (isinstance(outcome, CallFailed) and outcome.breaks)
         await self.ctx.run_blocking(self._notes.end, job, ends_burst=not isinstance(outcome, CallFailed) and ends)
         self._slices.end(job, computed_s, is_step=isinstance(body, StepCall), ends_burst=ends or bool(bundle.over))
         return outcome, computed_s

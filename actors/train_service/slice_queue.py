@@ -51,6 +51,8 @@ class _Job:
     priority: int
     share: float
     isolated: bool
+    kept: bool
+    """Whether its state is to outlive the process, and so is stored when nobody asks."""
     estimate_s: float = _UNKNOWN_BURST_SECONDS
     switch_s: float = 0.0
     bursts: int = 0
@@ -123,10 +125,10 @@ class SliceQueue:
 
     # ------------------------------------------------------------ who takes part
 
-    def join(self, job: str, *, priority: int, share: float, isolated: bool) -> None:
+    def join(self, job: str, *, priority: int, share: float, isolated: bool, kept: bool = True) -> None:
         """Let ``job`` ask from now on; estimates from an earlier time are kept."""
         known = self._jobs.get(job)
-        self._jobs[job] = _Job(priority, share, isolated)
+        self._jobs[job] = _Job(priority, share, isolated, kept)
         if known is not None:
             self._jobs[job].estimate_s, self._jobs[job].switch_s = known.estimate_s, known.switch_s
             self._jobs[job].bursts = known.bursts
@@ -236,9 +238,9 @@ class SliceQueue:
             ended_s = self._ctx.now() if burst.idle_since_s is None else burst.idle_since_s
             name = "burst" if leaves_news else "load"  # only making a backend leaves no news: it trains nothing
             self._trace.add(burst.job, name, burst.began_s, ended_s, compute_s=round(burst.computed_s, 4))
-        if leaves_news and burst.job not in self._unstored:
-            self._unstored.append(burst.job)
         job = self._jobs.get(burst.job)
+        if leaves_news and burst.job not in self._unstored and (job is None or job.kept):
+            self._unstored.append(burst.job)
         if job is not None and job.has_stepped:
             seen = job.estimate_s if job.bursts else burst.computed_s
             job.estimate_s = seen + _NEWEST_COUNTS * (burst.computed_s - seen)
