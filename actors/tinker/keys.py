@@ -24,6 +24,7 @@ import itertools
 import re
 import secrets
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,6 @@ _KEY: Final = re.compile(rf"{_PREFIX}({TENANT_NAME})-([0-9a-f]{{8}})-([0-9a-f]{{
 _SIGNATURE_CHARACTERS: Final = 32
 """Length of a signature in hexadecimal: 128 bits, which nobody guesses."""
 _ID_CHARACTERS: Final = 8
-_DAY_S: Final = 86400
 _ASK: Final = "ask whoever runs this server for a new one"
 
 
@@ -75,7 +75,7 @@ class TenantKeys:
         Raises:
             ValueError: it is no name: 1 to 32 small letters, digits and _.
         """
-        expires = 0 if days is None else int(time_of_day_s()) + days * _DAY_S
+        expires = 0 if days is None else int(time_of_day_s() + timedelta(days=days).total_seconds())
         return self._key(tenant, secrets.token_hex(_ID_CHARACTERS // 2), f"{expires:x}")
 
     def sign(self, tenant: str) -> str:

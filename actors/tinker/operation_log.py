@@ -263,7 +263,7 @@ class OperationLog:
     async def directories(self) -> dict[str, str]:
         """Every directory that a row names, and the tenant whose it is."""
         query = """SELECT state, tenant FROM models WHERE state IS NOT NULL
-            UNION SELECT directory, tenant FROM weights LEFT JOIN models ON models.id = weights.model
+            UNION SELECT directory, tenant FROM weights AS saved LEFT JOIN models ON models.id = saved.model
             UNION SELECT directory, tenant FROM samplers WHERE directory IS NOT NULL AND ended = 0"""
         return await self._run(lambda db: dict(db.execute(query).fetchall()))
 
