@@ -92,4 +92,4 @@ class Directories:
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*"))
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

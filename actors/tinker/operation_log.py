@@ -131,7 +131,8 @@ class Spent(NamedTuple):
     """Tokens of calls ``forward`` and ``forward_backward``."""
     sampled_tokens: int = 0
     compute_s: float = 0.0
-    """Seconds from the beginning to the end, with what was made, loaded and executed again for it."""
+    """Seconds from the beginning to the end, with its turns at a shared service, and all that was made, loaded and
+    executed again for it."""
     wait_s: float = 0.0
     """Seconds for which it could have begun, those before it being done, and did not."""
 

@@ -7,6 +7,7 @@ headrace head --serve FILE ─────────────────�
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -62,7 +63,7 @@ def serve(
 ) -> None:
     """Serve models to programs that use the tinker client, until stopped."""
     from configs.serving import ServingConfig, address_of, models_named, problems_of, service_for
-    from configs.tenants import TenantsConfig, load_tenants
+    from configs.tenants import TENANT_NAME, TenantsConfig, load_tenants
     from supervisors.cli.running.job_lines import JobLines
     from supervisors.cli.serve import alone_in
     from supervisors.trees import run_head
@@ -78,6 +79,11 @@ def serve(
             samplers=workers, head_stays=head_stays,
         )  # fmt: skip
         service_for(serving, shared)
+        for name in tenant or ():
+            if re.fullmatch(TENANT_NAME, name) is None:
+                raise ConfigError.of(
+                    "--tenant", "", f"{name!r} is no name of a tenant", "Use 1 to 32 of a-z, 0-9 and _"
+                )
         if problems := [Problem("headrace serve", *found) for found in problems_of(serving)]:
             raise ConfigError(problems)
         _check_tls(serving)

@@ -61,6 +61,7 @@ def test_a_server_that_others_could_overhear_does_not_begin(tmp_path: Path) -> N
     for words, says in (
         (("--listen", "0.0.0.0:0"), "host: 0.0.0.0 can be reached from other machines, and there is no TLS"),
         (("--listen", "0.0.0.0:0"), "pass --tls and --tls-key; or listen at 127.0.0.1"),
+        (("--tenant", "Alice B"), "--tenant: 'Alice B' is no name of a tenant. Use 1 to 32 of a-z, 0-9 and _"),
         (("--listen", "8900"), "--listen 8900: is no address to listen at: expected HOST:PORT"),
         (("--tls", str(certificate)), "tls_key: is missing"),
         (("--tls", str(tmp_path / "none.pem"), "--tls-key", str(key)), "none.pem is no file"),
