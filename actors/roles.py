@@ -1,8 +1,9 @@
 """Which actors each kind of process hosts. Strings only, so that listing roles imports none of them.
 
 A role's ``build`` function gets the process's arguments (RoleArgs for a job's process; ServiceArgs for a training
-service and ServingArgs for the model server, which have no job) and returns its actors by name. The process is started by a node agent as
-``python -m main actor`` (``supervisors/machine/processes/process.py``), spawns these actors and then reports ready.
+service and ServingArgs for the model server, which have no job) and returns its actors by name. The process is started
+by a node agent as ``python -m main actor`` (``supervisors/machine/processes/process.py``), spawns these actors and then
+reports ready.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from actors.core.watch import Down, Gone
 from actors.protocol.ranks import FollowLeader, RankDone, RankOrder
 from actors.protocol.services import LookupService, ServiceFound
 from actors.ranks.errors import NotItsTurn, RankLost
-from actors.roles import AnyArgs, RoleArgs, ServiceArgs
+from actors.roles import RoleArgs, ServiceArgs
 from configs.names import rank_name
 from transport.address import ActorAddress
 
@@ -44,7 +44,7 @@ class _Ending(Exception):
 class GroupFollowers:
     """Implements ``Followers`` for processes of their own."""
 
-    def __init__(self, args: AnyArgs) -> None:
+    def __init__(self, args: RoleArgs | ServiceArgs) -> None:
         """``args``: the arguments of the leader's process."""
         self._job = args.name_of_job
         self._lookup: _Lookup = _Given(args) if isinstance(args, ServiceArgs) else _AtScheduler(args)

@@ -4,7 +4,7 @@
                                  └── it is gone, or was started again ─▶ found anew, or another one is asked
 
 Invariants
-- A request names its seed, so whoever is asked gives the same tokens: one that was interrupted is asked again elsewhere.
+- A request names its seed, so whoever is asked gives the same tokens: an interrupted one is asked again elsewhere.
 - Requests for one snapshot go to one sampler until that has ``_STEP_SEQUENCES`` more to do than another: an engine may
   have the weights of one snapshot at a time, and changing them takes longer than a short queue.
 """
@@ -53,7 +53,10 @@ class SamplerFleet:
     def _chosen(self, snapshot: str) -> str:
         return min(
             self._names,
-            key=lambda name: (self._running[name] // _STEP_SEQUENCES, xxhash.xxh3_64_intdigest(f"{snapshot} {name}")),
+            key=lambda name: (
+                self._running[name] // _STEP_SEQUENCES,
+                xxhash.xxh3_64_intdigest(f"{snapshot} {name}".encode()),
+            ),
         )
 
     async def _asked(self, name: str, question: Message) -> SampleResult:

@@ -25,7 +25,14 @@ from actors.protocol.training import AdamStep
 from actors.tinker.errors import LearnerBusy, LearnerLost, OperationRefused
 from actors.tinker.learner import ModelSpec
 from actors.trainer.backend import BackendSpec, TrainBackend
-from actors.trainer.errors import CallRefused, CheckpointCorrupt, ModelNotLoadable, ServiceBusy, ServiceRefuses, TrainerError
+from actors.trainer.errors import (
+    CallRefused,
+    CheckpointCorrupt,
+    ModelNotLoadable,
+    ServiceBusy,
+    ServiceRefuses,
+    TrainerError,
+)
 from actors.trainer.learning.learner import Learner
 from configs.limits import Limits
 from configs.serving import ServedBase

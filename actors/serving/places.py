@@ -1,7 +1,7 @@
 """Where the processes are that the model server asks: training services and samplers, which may be started again.
 
-    find ─▶ known? ─no─▶ FindProcess ─▶ head: waits until that process is ready ─▶ ProcessFound ─▶ kept until ``forget``
-                              └── the head is away ─▶ its next life is looked for, for ``limits.orphan_grace_s``
+find ─▶ known? ─no─▶ FindProcess ─▶ head: waits until that process is ready ─▶ ProcessFound ─▶ kept until ``forget``
+                          └── the head is away ─▶ its next life is looked for, for ``limits.orphan_grace_s``
 """
 
 from __future__ import annotations

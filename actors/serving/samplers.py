@@ -1,6 +1,6 @@
 """What answers the samples of clients: engines, in this process or in samplers' processes.
 
-    tinker server ─▶ EngineSampler ─▶ SampleRequest ─▶ SnapshotSampler (``actors/sampling``), or a SamplerFleet
+tinker server ─▶ EngineSampler ─▶ SampleRequest ─▶ SnapshotSampler (``actors/sampling``), or a SamplerFleet
 """
 
 from __future__ import annotations

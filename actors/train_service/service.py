@@ -176,9 +176,7 @@ class TrainService(Actor):
         life, ending = f"{self.ctx.self_address.peer.incarnation}.{number}", before and before.ending
         bundle = self._bundles[job] = Bundle(message, life, number, self._make(self._config.backend), before=ending)
         isolated = self._notes.is_isolated(job)
-        self._slices.join(
-            job, priority=message.priority, share=message.share, isolated=isolated, kept=bundle.is_of_job
-        )
+        self._slices.join(job, priority=message.priority, share=message.share, isolated=isolated, kept=bundle.is_of_job)
         self._hear(bundle)
         bundle.work = self.ctx.start_task(self._start(bundle, agreed), f"attach {job}")
         return bundle

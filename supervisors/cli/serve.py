@@ -23,7 +23,7 @@ from supervisors.cli.command import (
     refuse_bad_sockets,
 )
 from supervisors.cli.running.services_file import ServicesFile, services_of
-from supervisors.cli.serve_models import served_by
+from supervisors.cli.running.serving_file import served_by
 
 if TYPE_CHECKING:
     from supervisors.machine.run_directory import RunLock
@@ -36,8 +36,10 @@ def head(
     services: ServicesFile = None,
     serve: Annotated[
         Path | None,
-        typer.Option(metavar="SERVING.yaml", help="Models for programs that use the tinker client, trained by one of "
-                     "the --services."),
+        typer.Option(
+            metavar="SERVING.yaml",
+            help="Models for programs that use the tinker client, trained by one of the --services.",
+        ),
     ] = None,
     devices: DeviceOption = None,
     keys: Keys = None,

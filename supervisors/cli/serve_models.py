@@ -17,10 +17,11 @@ import typer
 from configs.errors import ConfigError, Problem
 from supervisors.cli.command import EXIT_BAD_CONFIG, DeviceOption, devices_of_this_machine, fail, finish
 from supervisors.cli.running.services_file import ServicesFile, services_of
+from supervisors.cli.running.serving_file import check_tls, require_client
+from supervisors.cli.serve import alone_in
 
 if TYPE_CHECKING:
     from configs.services import ServicesConfig
-    from configs.serving import ServingConfig
 
 _OWN_SERVICE: Final = "train-0"
 _MEMORY_SHARE: Final = 0.5
@@ -65,10 +66,9 @@ def serve(
     from configs.serving import ServingConfig, address_of, models_named, problems_of, service_for
     from configs.tenants import TENANT_NAME, TenantsConfig, load_tenants
     from supervisors.cli.running.job_lines import JobLines
-    from supervisors.cli.serve import alone_in
     from supervisors.trees import run_head
 
-    _require_client()
+    require_client()
     found = devices_of_this_machine(devices)
     try:
         shared = services_of(services, None) or _own_service()
@@ -86,7 +86,7 @@ def serve(
                 )
         if problems := [Problem("headrace serve", *found) for found in problems_of(serving)]:
             raise ConfigError(problems)
-        _check_tls(serving)
+        check_tls(serving)
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
     lines = JobLines(lambda line: print(line, flush=True))
@@ -102,34 +102,6 @@ def serve(
         finish(lambda: run_head(dir_, None, services=shared, serving=serving, devices=found, on_progress=hear))
 
 
-def served_by(file: Path, services: ServicesConfig | None) -> ServingConfig:
-    """The serving file of a head that has ``services``.
-
-    Raises:
-        ConfigError: it is wrong, or there is no service that trains its models.
-    """
-    from configs.serving import load_serving, service_for
-
-    _require_client()
-    serving = load_serving(file)
-    if services is None:
-        wrong = "is given, and no service that trains its models"
-        raise ConfigError.of("--serve", "", wrong, "Add --services FILE")
-    service_for(serving, services)
-    _check_tls(serving)
-    return serving
-
-
-def _check_tls(serving: ServingConfig) -> None:
-    """Raises ConfigError: the certificate and its key cannot be used."""
-    from actors.host.https import server_tls
-
-    try:
-        server_tls(serving.tls_certificate, serving.tls_key)
-    except OSError as error:
-        raise ConfigError.of("headrace serve", "tls_certificate, tls_key", str(error), "Name two PEM files") from error
-
-
 def _own_service() -> ServicesConfig:
     """One service, with half of this machine's memory."""
     from configs.services import ServiceConfig, ServicesConfig
@@ -137,13 +109,6 @@ def _own_service() -> ServicesConfig:
     memory_bytes = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
     service = ServiceConfig(name=_OWN_SERVICE, memory_bytes=memory_bytes, host_bytes=memory_bytes // 2)
     return ServicesConfig(services=[service])
-
-
-def _require_client() -> None:
-    try:
-        import tinker as _client  # pyright: ignore[reportMissingImports] - an optional extra  # noqa: F401
-    except ImportError:
-        fail("serving models needs the client's message types: pip install 'headrace[tinker]'", EXIT_BAD_CONFIG)
 
 
 class _Keys:

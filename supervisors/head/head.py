@@ -150,6 +150,8 @@ class Head:
         for job, place in self.admission.places.items():
             if place.service == service and job in self.jobs:
                 self.jobs[job].say(news)
+        if self.serving is not None:
+            self.serving.service_news(service, news)
         self.admission.decide()
 
     def _tell_all_that_share(self, news: str) -> None:

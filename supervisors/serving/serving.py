@@ -133,6 +133,11 @@ class Serving:
             args.name, start, role=args.role, shutdown_s=limits.stop_timeout_s, ready_s=limits.ready_timeout_s
         )
 
+    def service_news(self, service: str, news: str) -> None:
+        """Pass on what has become of a training service, if it trains these models."""
+        if service == self._service.name:
+            self._say(news)
+
     def _hear(self, event: SupervisionEvent) -> None:
         if event.kind == "gave_up":
             self._failure = event.detail

@@ -34,6 +34,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/sampling/sampler.py", "SnapshotSampler.sample", "call.answer"),
     ],
     "a server of models serves until somebody ends it, or its log fails": [
+        ("actors/serving/model_server.py", "ModelServer._end_with_the_log", "self._server.failed.wait()"),
     ],
     "the thread of an actor waits for its next call, and for the end of its life": [
         ("actors/core/kernel/blocking.py", "_serve_one", "jobs.get()"),

@@ -60,6 +60,7 @@ def build_simulated_role(args: AnyArgs, world: SimulationContext, body: Body) ->
     )
     if isinstance(args, ServiceArgs):
         return {args.name: WatchedService(args, world, life, cost)}
+    assert isinstance(args, RoleArgs), "models for programs of other people are not simulated"
     if args.role == "rollout":
         followers, ranks = _led(args, world, body, args.job_config.limits.engine_step_s)
         engine = PacedEngine(life, world.published(args.name_of_job), ranks)

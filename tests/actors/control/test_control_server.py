@@ -420,7 +420,8 @@ def test_the_verbs_and_their_roles_are_frozen() -> None:
         "dead_letters": False, "metrics": False, "logs": False,
         "watch": False, "credit": False, "unwatch": False, "submit": True, "pause": True, "resume": True,
         "cancel": True, "scale": True, "drain": True, "undrain": True, "checkpoint": True, "inject": True,
-        "services": False, "queue": False, "models": False, "service_add": True, "service_drain": True, "service_remove": True,
+        "services": False, "queue": False, "models": False,
+        "service_add": True, "service_drain": True, "service_remove": True,
     }  # fmt: skip
 
 

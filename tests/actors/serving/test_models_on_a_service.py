@@ -1,4 +1,4 @@
-"""Models of clients on a training service: places of their own, the numbers of a model alone, and nothing left behind."""
+"""Models of clients on a training service: places of their own, the numbers of each alone, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -94,16 +94,17 @@ def play(
     remove_parked(directory)
 
 
-def datum(*tokens: int) -> Datum:
+def datum(weight: float, *tokens: int) -> Datum:
+    """The simulated policy shows what it has learned of token 0."""
     targets = np.asarray(tokens[1:], np.int32)
-    return Datum(np.asarray(tokens[:-1], np.int32), targets, {"weights": np.ones(len(targets), np.float32)})
+    return Datum(np.asarray(tokens[:-1], np.int32), targets, {"weights": np.full(len(targets), weight, np.float32)})
 
 
 async def steps(learner: BackendLearner, number: int, count: int) -> list[float]:
     """Losses of ``count`` steps that only a model of that ``number`` takes."""
     losses: list[float] = []
     for step in range(count):
-        datums = [datum(number, 2 + step, 3, 4), datum(number, 5, 6 + step)]
+        datums = [datum(1 + number, 2 + step, 0, 4), datum(1.0, 5, 6 + step)]
         _, metrics = await learner.forward_backward(datums, "cross_entropy", {}, forward_only=False)
         losses.append(metrics["loss:sum"])
         await learner.optim_step(AdamStep(learning_rate=0.1))
@@ -158,8 +159,9 @@ def test_nothing_is_left_of_a_model_that_is_closed_nor_of_those_of_a_model_serve
         await asyncio.sleep(1)
         assert (await world.state()).bundles == []
         await steps(await server.make(2), 2, 1)
+        await asyncio.sleep(1)
         await server.kill()
-        await asyncio.sleep(60)
+        await asyncio.sleep(2 * world.limits.service_patience_s)
         assert (await world.state()).bundles == []
         successor = ModelServerLife(world, 2)
         await successor.begin()

