@@ -16,6 +16,8 @@ KINDS = {
     "trainer, weights, rewards, ranker, gateway, environments": SenderKind.SERVICE,
     "a training service": SenderKind.TRAIN_SERVICE,
     "a rollout worker": SenderKind.WORKER,
+    "the model server": SenderKind.MODEL_SERVER,
+    "a sampler": SenderKind.SAMPLER,
     "a rank of a trainer, a training service or a rollout worker": SenderKind.RANK,
 }
 
