@@ -36,7 +36,7 @@ _LAST_PORT = 65535
 class ServedModelConfig(Section):
     """A base model that clients may name."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9.][A-Za-z0-9_./-]{0,127}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9./][A-Za-z0-9_./-]{0,127}$")]
     """What clients call it, such as ``Qwen/Qwen3-8B``."""
     path: str
     """A Hugging Face directory."""
