@@ -85,6 +85,9 @@ class Limits(ProcessLimits):
     )
     tinker_look_s: float = limit(10.0, "how often sessions and weights are looked at for the end of their time", gt=0)
     tinker_models: int = limit(64, "live models of one tenant")
+    tinker_burst_s: float = limit(
+        60.0, "of the rate of a tenant's training tokens, kept while it computes nothing, to be used at once", gt=0
+    )
     tinker_samplers: int = limit(4096, "live sampling sessions of one tenant")
     tinker_weights: int = limit(4096, "saved weights of one tenant; a recipe saves some dozens")
     tinker_snapshots: int = limit(

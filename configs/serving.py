@@ -21,19 +21,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from configs.checks.environment_checks import without_tls
 from configs.errors import ConfigError, Found
 from configs.model_files import ModelFileBroken, positions, text_config
 from configs.section import NonNegativeInt, PositiveInt, Section
 from configs.services import ServiceConfig, ServiceName, ServicesConfig
+from configs.tenants import TenantsConfig, tenants_problems
 from configs.validation import load_file
 
 DEFAULT_PORT = 8900
+_LAST_PORT = 65535
 
 
 class ServedModelConfig(Section):
     """A base model that clients may name."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9.][A-Za-z0-9_./-]{0,127}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9./][A-Za-z0-9_./-]{0,127}$")]
     """What clients call it, such as ``Qwen/Qwen3-8B``."""
     path: str
     """A Hugging Face directory."""
@@ -49,9 +52,17 @@ class ServingConfig(Section):
     directory: str = "served"
     """Where operations, states and snapshots are kept."""
     host: str = "127.0.0.1"
-    """Address to listen at."""
-    port: Annotated[int, Field(ge=0, le=65535)] = DEFAULT_PORT
+    """Address to listen at. Beyond the loopback interface it needs ``tls_certificate`` and ``tls_key``."""
+    port: Annotated[int, Field(ge=0, le=_LAST_PORT)] = DEFAULT_PORT
     """0: any free port, another one in each life of the server."""
+    tls_certificate: str | None = None
+    """PEM file."""
+    tls_key: str | None = None
+    """PEM file."""
+    prometheus_port: Annotated[int, Field(ge=0, le=_LAST_PORT)] | None = None
+    """Serve gauges of what tenants use at this port of the loopback interface; 0: any free port."""
+    quotas: TenantsConfig = TenantsConfig()
+    """What tenants may use, as in a tenants file."""
     service: ServiceName | None = None
     """Training service that trains them; unset: the first one of the head."""
     samplers: PositiveInt = 1
@@ -93,9 +104,24 @@ def models_named(texts: Sequence[str]) -> list[ServedModelConfig]:
     return models
 
 
+def address_of(text: str) -> tuple[str, int]:
+    """The host and the port of ``HOST:PORT``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port[:6]) > _LAST_PORT:
+        wrong = "is no address to listen at: expected HOST:PORT, with a port of 0 to 65535"
+        raise ConfigError.of(f"--listen {text}", "", wrong, "Write it as 127.0.0.1:8900, for one")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def problems_of(config: ServingConfig) -> list[Found]:
     """Problems that the types of single fields do not exclude, and models that cannot be served."""
-    found: list[Found] = []
+    instead = "pass --tls and --tls-key; or listen at 127.0.0.1, where others come through a tunnel or a reverse proxy"
+    found = without_tls(config.host, config.tls_certificate, config.tls_key, instead)
+    found += [(f"quotas.{field}", wrong, fix) for field, wrong, fix in tenants_problems(config.quotas)]
     if not config.models:
         found.append(("models", "is empty", "Name a model to serve"))
     names = [model.name for model in config.models]

@@ -35,6 +35,7 @@ from actors.gateway.rendering import ChatTemplate
 from actors.gateway.replies import ReplyReader
 from actors.gateway.sessions import Sessions
 from actors.gateway.walk import Walk
+from actors.host.https import server_tls, server_url
 from actors.host.import_guard import import_transformers_without_torch
 from actors.host.whole_file import write_whole
 from actors.jobs.stop_tokens import stop_token_ids
@@ -49,7 +50,6 @@ from configs.episode_schema import GatewayConfig
 from configs.model_files import positions, text_config
 from configs.run_files import GATEWAY_ENDPOINT
 from transport.errors import HeadraceError
-from transport.own_address import own_address
 
 
 class CannotListen(HeadraceError):
@@ -128,9 +128,8 @@ class Gateway(RegisteredActor):
         await self._runner.setup()
         for one in listeners.sockets:
             await web.SockSite(self._runner, one, ssl_context=tls).start()
-        shown = _shown(self._job.gateway.host)
-        own = f"{'https' if tls else 'http'}://{shown}:{listeners.port}/v1"
-        self.base_url = self._job.gateway.public_url or own
+        own = server_url(tls, self._job.gateway.host, listeners.port)
+        self.base_url = self._job.gateway.public_url or f"{own}/v1"
         write_whole(run_dir / GATEWAY_ENDPOINT, self.base_url + "\n")
         self.ctx.log.info("the gateway listens", url=self.base_url)
 
@@ -167,22 +166,10 @@ def tls_context(gateway: GatewayConfig) -> ssl.SSLContext | None:
     """
     for field, wrong, fix in why_not_listen(gateway):
         raise CannotListen(f"{field}: {wrong}. {fix}")
-    if gateway.tls_certificate is None or gateway.tls_key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    certificate, key = (Path(file).expanduser() for file in (gateway.tls_certificate, gateway.tls_key))
     try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise CannotListen(f"gateway.tls_certificate {certificate}, gateway.tls_key {key}: {error}") from error
-    return context
-
-
-def _shown(host: str) -> str:
-    """``host`` as others reach it, for a URL: a listener at all interfaces is shown with this machine's address."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104 (compared, not listened at)
-        return own_address(also_v6=host == "::")
-    return f"[{host}]" if ":" in host else host
+        return server_tls(gateway.tls_certificate, gateway.tls_key)
+    except OSError as error:
+        raise CannotListen(f"gateway.tls_certificate and gateway.tls_key: {error}") from error
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:

@@ -2,7 +2,8 @@
 
     clients ─HTTP─▶ TinkerServer ─┬─▶ BackendFactory ─▶ ServiceBackend ──▶ training service       beside the jobs there
                                   ├─▶ EngineSampler ─▶ SamplerFleet ─────▶ samplers
-                                  └─▶ operation log, states, snapshots     all that outlives a process
+                                  ├─▶ operation log, states, snapshots     all that outlives a process
+                                  └─▶ events.jsonl, gauges for Prometheus  what tenants use
 
 Invariants
 - Where training services and samplers are is asked of the head, again whenever one of them is lost. A lost one costs
@@ -20,6 +21,9 @@ from aiohttp import web
 
 from actors.core.actor import Actor, handles
 from actors.core.watch import Down
+from actors.host.https import server_tls, server_url
+from actors.metrics.sinks.prometheus_port import GaugePort
+from actors.protocol.metrics import Event
 from actors.protocol.serving import Listens, QueryServing, ServingState
 from actors.roles import ServingArgs
 from actors.serving.fleet import SamplerFleet
@@ -30,7 +34,7 @@ from actors.tinker.errors import LogFailed
 from actors.tinker.server import TinkerServer
 from actors.tinker.service import ServedModel
 from actors.trainer.backends.service_backend import ServiceBackend, ServiceClient
-from configs.names import sampler_name, served_model
+from configs.names import SERVING, sampler_name, served_model
 from configs.serving import ServedBase, served_base
 
 
@@ -42,6 +46,7 @@ class ModelServer(Actor):
         self._config = args.config
         self._service = args.service_config
         self._made = 0
+        self._gauges: GaugePort | None = None
 
     async def on_start(self) -> None:
         ctx, config = self.ctx, self._config
@@ -51,10 +56,18 @@ class ModelServer(Actor):
             bases, self._backend, ctx.limits, device="auto", threads=0, head_stays=config.head_stays
         )
         self._server = await ctx.run_blocking(
-            TinkerServer, Path(self._args.run_dir), self._served(bases), factory, ctx.limits
+            TinkerServer,
+            Path(self._args.run_dir),
+            self._served(bases),
+            factory,
+            ctx.limits,
+            config.quotas,
+            self._record,
         )
         await self._server.open()
         await self._listen()
+        if config.prometheus_port is not None:
+            await self._open_gauges(config.prometheus_port)
         ctx.start_task(self._end_with_the_log(), "the log fails")
 
     def _served(self, bases: Mapping[str, ServedBase]) -> list[ServedModel]:
@@ -71,9 +84,34 @@ class ModelServer(Actor):
         self._runner = web.AppRunner(self._server.app, access_log=None)
         async with asyncio.timeout(limits.ready_timeout_s):
             await self._runner.setup()
-            await web.TCPSite(self._runner, config.host, config.port).start()
-        url = f"http://{config.host}:{self._runner.addresses[0][1]}"
+            tls = server_tls(config.tls_certificate, config.tls_key)
+            await web.TCPSite(self._runner, config.host, config.port, ssl_context=tls).start()
+        url = server_url(tls, config.host, self._runner.addresses[0][1])
         self.ctx.ref(self._args.head).tell(Listens(url=url))
+
+    def _record(self, name: str, fields: dict[str, float | int | str]) -> None:
+        self.ctx.ref(self._args.metrics).tell(Event(job=SERVING, name=name, fields=fields))
+
+    async def _open_gauges(self, port: int) -> None:
+        try:
+            self._gauges = await self.ctx.run_blocking(GaugePort, port, self.ctx.limits)
+        except OSError as error:  # nobody's work waits for it
+            self.ctx.log.error("prometheus_port cannot be opened: there are no gauges", port=port, error=str(error))
+            return
+        self.ctx.start_task(self._show(self._gauges), "show gauges")
+
+    async def _show(self, gauges: GaugePort) -> None:
+        """Set the gauges now and then; a tenant that has nothing any more is shown with zeros."""
+        shown: dict[str, dict[str, float]] = {}
+        while True:
+            before = {tenant: dict.fromkeys(use, 0.0) for tenant, use in shown.items()}
+            shown = before | await self._server.service.uses()
+            for tenant, use in shown.items():
+                for name, value in use.items():
+                    gauges.set(f"headrace_serving_{name}", f"{name} of a tenant", value, tenant=tenant)
+            refused = self._server.service.events.keys_refused
+            gauges.set("headrace_serving_keys_refused", "requests with a bad key since the server started", refused)
+            await self.ctx.sleep(self.ctx.limits.tinker_look_s)
 
     async def _end_with_the_log(self) -> None:
         """Raises LogFailed, once the log cannot be written."""
@@ -83,6 +121,8 @@ class ModelServer(Actor):
     async def on_stop(self) -> None:
         await self._runner.cleanup()
         await self._server.close()
+        if self._gauges is not None:
+            await self.ctx.run_blocking(self._gauges.close)
 
     async def _backend(self, number: int) -> ServiceBackend:
         """The backend of a model: a place on the training service, which knows each making of it as another run."""

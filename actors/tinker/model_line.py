@@ -19,19 +19,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from actors.host.clock import time_of_day_s
 from actors.tinker import operations as op
-from actors.tinker.directories import Directories
+from actors.tinker.accounts import Events, Stopwatch
+from actors.tinker.directories import Directories, What
 from actors.tinker.errors import LearnerBusy, LearnerLost, LogFailed, LogUnreadable, OperationRefused, Problem
 from actors.tinker.learner import Learner, LearnerFactory
 from actors.tinker.operation_log import ModelRow, OperationLog, Outcome, SamplerRow, WeightsRow
 from actors.tinker.paths import WeightsPath
+from actors.tinker.tenants import Room, Tenants
 from configs.limits import Limits
 
 _LOSS = "loss:sum"
@@ -73,6 +76,9 @@ class LineParts:
     factory: LearnerFactory
     directories: Directories
     limits: Limits
+    tenants: Tenants
+    room: Room
+    events: Events
     answered: Callable[[str, int], None]
     """Called when an operation has its answer."""
     made_sampler: Callable[[SamplerRow], None]
@@ -205,9 +211,15 @@ class ModelLine:
         return True
 
     async def _execute(self, seq: int) -> None:
+        watch = Stopwatch()
         operation = await self.parts.log.operation(self.row.id, seq)
+        tokens = op.training_tokens(operation)
+        await self.parts.tenants.take(self.row.tenant, self.row.id, tokens)
+        watch.begins()
         outcome, before = await self._outcome(seq, operation), self._state
-        await self.parts.log.commit(self.row.id, seq, outcome)
+        spent = watch.spent(self.row.tenant, self.row.id, outcome.answer, tokens)
+        await self.parts.log.commit(self.row.id, seq, outcome, spent)
+        self.parts.events.operation(op.kind_of(operation), seq, outcome.answer, spent)
         self._waiting_bytes -= self._stored.pop(seq)
         self.next = seq + 1
         if outcome.state is not None:
@@ -238,6 +250,7 @@ class ModelLine:
                 error = lost
                 tries += 1
                 self._logger.warning("what computes was lost; it is made again", operation=seq, error=str(lost))
+                self._event("model_lost", seq=seq, why=str(lost))
                 await self._drop()
             except (LogFailed, LogUnreadable):
                 raise
@@ -271,7 +284,7 @@ class ModelLine:
             self._since.add(operation, self._stored[seq], asyncio.get_running_loop().time() - began_s)
         state = None
         if isinstance(operation, op.Load) or (isinstance(operation, op.OptimStep) and self._is_worth_saving()):
-            state = await self._save_state(learner, seq)
+            state = await self._written("state", seq, learner.save)
         return Outcome(answer, replays=replays and state is None, state=state)
 
     def _is_worth_saving(self) -> bool:
@@ -300,10 +313,12 @@ class ModelLine:
 
     # ------------------------------------------------------------ what is saved
 
-    async def _save_state(self, learner: Learner, seq: int) -> str:
-        name = await self.parts.directories.fresh(self.row.number, "state", seq)
+    async def _written(self, what: What, seq: int, write: Callable[[Path], Awaitable[None]]) -> str:
+        """The name of a new directory, which ``write`` has filled."""
+        name = await self.parts.directories.fresh(self.row.number, what, seq)
         async with asyncio.timeout(self.parts.limits.tinker_operation_s):
-            await learner.save(self.parts.directories.path(name))
+            await write(self.parts.directories.path(name))
+        await self.parts.directories.measure(name)
         return name
 
     async def _save(self, learner: Learner, seq: int, operation: op.Save) -> Outcome:
@@ -311,18 +326,16 @@ class ModelLine:
         if not operation.overwrite and await self.parts.log.weights(self.row.id, path.kind, path.name) is not None:
             raise OperationRefused(f"path: {path} exists: choose another name, or say overwrite")
         await self._require_room_for_weights()
-        directory = await self.parts.directories.fresh(self.row.number, "weights", seq)
-        async with asyncio.timeout(self.parts.limits.tinker_operation_s):
-            await learner.save(self.parts.directories.path(directory))
+        await self.parts.room.require(self.row.tenant)
+        directory = await self._written("weights", seq, learner.save)
         row = WeightsRow(*self._named(path), directory, _expiry(operation.ttl_s))
         return Outcome(op.Json({"path": str(path), "type": "save_weights"}), weights=row)
 
     async def _export(self, learner: Learner, seq: int, operation: op.Export) -> Outcome:
         if operation.name is not None:
             await self._require_room_for_weights()
-        directory = await self.parts.directories.fresh(self.row.number, "sampler", seq)
-        async with asyncio.timeout(self.parts.limits.tinker_operation_s):
-            await learner.export(self.parts.directories.path(directory))
+        await self.parts.room.require(self.row.tenant)
+        directory = await self._written("sampler", seq, learner.export)
         answer: dict[str, Any] = {"type": "save_weights_for_sampler"}
         if operation.name is not None:
             path = WeightsPath(self.row.id, "sampler_weights", operation.name)
@@ -354,8 +367,11 @@ class ModelLine:
             self._since = _SinceSaved()
             if self._state is not None:
                 await learner.load(self.parts.directories.path(self._state), optimizer=True)
-        for seq in await self.parts.log.to_replay(self.row.id):
+        replayed = await self.parts.log.to_replay(self.row.id)
+        for seq in replayed:
             await self._replay(learner, seq)
+        if self.next:
+            self._event("model_woken", replayed=len(replayed))
         return learner
 
     async def _replay(self, learner: Learner, seq: int) -> None:
@@ -385,7 +401,7 @@ class ModelLine:
         if self._since.operations and not self._since.unstepped:
             before, seq = self._state, self.next - 1
             try:
-                self._state = await self._save_state(learner, seq)
+                self._state = await self._written("state", seq, learner.save)
             except (LearnerLost, TimeoutError, OSError) as error:
                 self._logger.warning("an idle model could not be saved; it is executed again later", error=str(error))
             else:
@@ -393,6 +409,10 @@ class ModelLine:
                 if before is not None:
                     await self.parts.directories.remove(before)
         await self._drop()
+        self._event("model_parked")
+
+    def _event(self, name: str, **fields: float | str) -> None:
+        self.parts.events.event(name, tenant=self.row.tenant, model=self.row.id, **fields)
 
     async def _drop(self) -> None:
         learner, self._learner = self._learner, None

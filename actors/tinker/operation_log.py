@@ -10,6 +10,7 @@ Invariants
   the operation after which it was taken, and that transaction deletes the bodies that it makes needless.
 - Executing again what ``to_replay`` names, on the saved state, gives the state after ``done``. An answer is never
   replaced.
+- What an operation has used is in the same transaction: accounts count each once, through all deaths.
 - A directory belongs to the log while a row names it; all others are leftover files (``directories.py``).
 - Each body and answer has its hash: a damaged one is told of, and never executed or answered.
 """
@@ -30,6 +31,7 @@ from actors.tinker.errors import LogUnreadable
 from actors.tinker.learner import ModelSpec
 from actors.tinker.log_writer import LogWriter
 from actors.tinker.operations import Answer, Operation, encode, read_answer, read_operation
+from actors.tinker.paths import read_path
 from configs.limits import Limits
 
 T = TypeVar("T")
@@ -51,6 +53,9 @@ CREATE TABLE IF NOT EXISTS weights (
 CREATE TABLE IF NOT EXISTS samplers (
     id TEXT PRIMARY KEY, tenant TEXT, session TEXT, base_model TEXT, path TEXT, model TEXT, directory TEXT,
     in_flight INTEGER DEFAULT 0, ended INTEGER DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS accounts (
+    tenant TEXT, model TEXT, operations INTEGER, training_tokens INTEGER, sampled_tokens INTEGER, compute_s REAL,
+    wait_s REAL, PRIMARY KEY (tenant, model)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS sampler_directories ON samplers (directory);
 """
 
@@ -108,6 +113,28 @@ class SamplerRow(NamedTuple):
     """Directory of the snapshot; None: the base model."""
     in_flight: bool = False
     ended: bool = False
+
+    @property
+    def origin(self) -> str:
+        """The model that its weights were saved from, or the base model."""
+        return self.model or (read_path(self.path).run if self.path is not None else self.base_model)
+
+
+class Spent(NamedTuple):
+    """Holds what operations of one model, or samples of its weights, have used."""
+
+    tenant: str
+    model: str
+    """Id of the model, or the name of a base model."""
+    operations: int = 1
+    training_tokens: int = 0
+    """Tokens of calls ``forward`` and ``forward_backward``."""
+    sampled_tokens: int = 0
+    compute_s: float = 0.0
+    """Seconds from the beginning to the end, with its turns at a shared service, and all that was made, loaded and
+    executed again for it."""
+    wait_s: float = 0.0
+    """Seconds for which it could have begun, those before it being done, and did not."""
 
 
 @dataclass(frozen=True)
@@ -226,11 +253,27 @@ class OperationLog:
         query = "DELETE FROM weights WHERE expires_at IS NOT NULL AND expires_at <= ?"
         return await self._run(lambda db: db.execute(query, (now,)).rowcount)
 
-    async def directories(self) -> set[str]:
-        """Every directory that a row names."""
-        query = """SELECT state FROM models WHERE state IS NOT NULL UNION SELECT directory FROM weights
-            UNION SELECT directory FROM samplers WHERE directory IS NOT NULL AND ended = 0"""
-        return await self._run(lambda db: {str(row[0]) for row in db.execute(query)})
+    async def delete_weights(self, model: str, kind: str, name: str) -> None:
+        query = "DELETE FROM weights WHERE model = ? AND kind = ? AND name = ?"
+        await self._run(lambda db: db.execute(query, (model, kind, name)))
+
+    async def weights_of(self, tenant: str) -> list[WeightsRow]:
+        query = f"SELECT {_WEIGHTS} FROM weights WHERE model IN (SELECT id FROM models WHERE tenant = ?)"  # noqa: S608
+        return await self._run(lambda db: [WeightsRow(*row) for row in db.execute(query, (tenant,))])
+
+    async def directories(self) -> dict[str, str]:
+        """Every directory that a row names, and the tenant whose it is."""
+        query = """SELECT state, tenant FROM models WHERE state IS NOT NULL
+            UNION SELECT directory, tenant FROM weights AS saved LEFT JOIN models ON models.id = saved.model
+            UNION SELECT directory, tenant FROM samplers WHERE directory IS NOT NULL AND ended = 0"""
+        return await self._run(lambda db: dict(db.execute(query).fetchall()))
+
+    async def spent(self, *, alive: bool) -> list[Spent]:
+        """What each tenant has used in all; ``alive``: of base models and of each model that has not ended."""
+        sums = "sum(operations), sum(training_tokens), sum(sampled_tokens), sum(compute_s), sum(wait_s)"
+        all_of = f"SELECT tenant, '', {sums} FROM accounts GROUP BY tenant"  # noqa: S608
+        of_models = "SELECT * FROM accounts WHERE model NOT IN (SELECT id FROM models WHERE ended = 1)"
+        return await self._run(lambda db: [Spent(*row) for row in db.execute(of_models if alive else all_of)])
 
     # ------------------------------------------------------------ operations
 
@@ -263,13 +306,13 @@ class OperationLog:
             AND seq > (SELECT saved FROM models WHERE id = ?1) ORDER BY seq"""
         return await self._run(lambda db: [int(row[0]) for row in db.execute(query, (model,))])
 
-    async def commit(self, model: str, seq: int, outcome: Outcome) -> None:
-        """Make durable what the operation ``seq`` of a model has brought."""
+    async def commit(self, model: str, seq: int, outcome: Outcome, spent: Spent) -> None:
+        """Make durable what the operation ``seq`` of a model has brought, and what it has used."""
 
         def change(db: sqlite3.Connection) -> None:
             done = db.execute("SELECT done FROM models WHERE id = ?", (model,)).fetchone()[0]
             assert done == seq - 1, f"{model}: operation {seq} is committed after {done}"
-            self._settle(db, model, seq, outcome.answer, replays=outcome.replays)
+            self._settle(db, model, seq, outcome.answer, spent, replays=outcome.replays)
             db.execute("UPDATE models SET done = ? WHERE id = ?", (seq, model))
             if outcome.weights is not None:
                 db.execute("INSERT OR REPLACE INTO weights VALUES (?, ?, ?, ?, ?)", outcome.weights)
@@ -284,15 +327,19 @@ class OperationLog:
         """Name the state after the newest operation, ``seq``, when it was saved later than that was committed."""
         await self._run(lambda db: _saved(db, model, seq, state))
 
-    async def settle(self, sampler: str, seq: int, answer: Answer) -> None:
-        """Keep the answer to a sample."""
-        await self._run(lambda db: self._settle(db, sampler, seq, answer, replays=False))
+    async def settle(self, sampler: str, seq: int, answer: Answer, spent: Spent) -> None:
+        """Keep the answer to a sample, and what it has used."""
+        await self._run(lambda db: self._settle(db, sampler, seq, answer, spent, replays=False))
 
-    def _settle(self, db: sqlite3.Connection, line: str, seq: int, answer: Answer, *, replays: bool) -> None:
+    def _settle(
+        self, db: sqlite3.Connection, line: str, seq: int, answer: Answer, spent: Spent, *, replays: bool
+    ) -> None:
         sealed = _sealed(line, seq, encode(answer))
         body = "body" if replays else "NULL"
         what = f"UPDATE operations SET answer = ?, replays = ?, body = {body}"  # noqa: S608
-        db.execute(f"{what} WHERE line = ? AND seq = ? AND answer IS NULL", (sealed, replays, line, seq))
+        values = (sealed, replays, line, seq)
+        if db.execute(f"{what} WHERE line = ? AND seq = ? AND answer IS NULL", values).rowcount:
+            db.execute(_ACCOUNT, spent)
         if seq % _PRUNE_EVERY == 0:
             _prune(db, line, self._limits)
 
@@ -304,6 +351,10 @@ class OperationLog:
 
 _OF_LIVE_SESSIONS: Final = "session IN (SELECT id FROM sessions WHERE ended = 0)"
 _WEIGHTS: Final = "model, kind, name, directory, expires_at"
+_ACCOUNT: Final = """INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, model) DO UPDATE SET
+    operations = operations + excluded.operations, training_tokens = training_tokens + excluded.training_tokens,
+    sampled_tokens = sampled_tokens + excluded.sampled_tokens, compute_s = compute_s + excluded.compute_s,
+    wait_s = wait_s + excluded.wait_s"""
 
 
 def _prepare(db: sqlite3.Connection, server_id: str) -> str:

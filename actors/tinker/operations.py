@@ -195,6 +195,21 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 Answer = Json | Losses | Samples | Failed
 
+
+def kind_of(operation: Operation) -> str:
+    """What an operation is called in ``events.jsonl``: ``forward_backward``, for one."""
+    return str(operation.__struct_config__.tag)
+
+
+def training_tokens(operation: Operation) -> int:
+    """Number of tokens that the trainer computes for it."""
+    return sum(one.tokens.shape[0] for one in operation.datums) if isinstance(operation, ForwardBackward) else 0
+
+
+def sampled_tokens(answer: Answer) -> int:
+    return sum(one.tokens.shape[0] for one in answer.sequences) if isinstance(answer, Samples) else 0
+
+
 _OPERATION: Final = msgspec.msgpack.Decoder(Operation)
 _ANSWER: Final = msgspec.msgpack.Decoder(Answer)
 

@@ -30,7 +30,9 @@ from actors.tinker import wire
 from actors.tinker.errors import OperationRefused, Problem
 from actors.tinker.keys import TenantKeys
 from actors.tinker.model_line import ModelLine
+from actors.tinker.operation_log import Spent
 from actors.tinker.service import Pending, ServedModel, TinkerService
+from configs.tenants import OPERATOR
 
 R = TypeVar("R")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,6 +67,8 @@ class Routes:
         self._pool = ThreadPoolExecutor(self._limits.tinker_threads, "tinker")
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
         self._requests = Counter[str]()
+        self._counting, self._counted_until_s = asyncio.Lock(), float("-inf")
+        self._counted: tuple[list[tuple[str, dict[str, float]]], list[Spent]] = ([], [])
         self._logger = structlog.get_logger("headrace.tinker")
 
     def app(self) -> web.Application:
@@ -81,10 +85,11 @@ class Routes:
         }  # fmt: skip
         gets: dict[str, Handler] = {
             "healthz": self.healthz, "get_server_capabilities": self.capabilities, "samplers/{id}": self.sampler,
-            "training_runs/{id}": self.training_run,
+            "training_runs/{id}": self.training_run, "headrace/status": self.status,
         }  # fmt: skip
         app.router.add_routes([web.post(_PREFIX + path, handler) for path, handler in posts.items()])
         app.router.add_routes([web.get(_PREFIX + path, handler) for path, handler in gets.items()])
+        app.router.add_delete(f"{_PREFIX}training_runs/{{id}}/checkpoints/{{kind}}/{{name}}", self.delete_weights)
         return app
 
     def close(self) -> None:
@@ -100,11 +105,13 @@ class Routes:
             if request.path != f"{_PREFIX}healthz":
                 tenant = request[_TENANT] = self._keys.tenant(request.headers.get("X-API-Key", ""))
             if self._requests.total() >= self._limits.tinker_requests or (
-                self._requests[tenant] >= self._limits.tinker_tenant_requests
+                self._requests[tenant] >= self._service.tenants.of(tenant).requests
             ):
                 text = f"{self._requests[tenant]} requests of yours are being answered: come back later"
                 raise Problem(429, text, retry_after_s=self._limits.tinker_busy_s)
         except Problem as problem:
+            if problem.status == 401:
+                self._service.events.refused(str(problem))
             return _problem(problem)
         self._requests[tenant] += 1
         try:
@@ -189,6 +196,21 @@ class Routes:
         await self._service.end_session(request[_TENANT], request.match_info["id"])
         return _json({"status": "ok"})
 
+    async def status(self, request: web.Request) -> web.Response:
+        """What the tenant uses; with a key of the operator, what each does. Counted once in ``tinker_busy_s``."""
+        caller, loop = request[_TENANT], asyncio.get_running_loop()
+        async with asyncio.timeout(self._limits.tinker_log_s), self._counting:
+            if loop.time() >= self._counted_until_s:
+                self._counted = sorted((await self._service.uses()).items()), await self._service.spent()
+                self._counted_until_s = loop.time() + self._limits.tinker_busy_s
+        uses, spent = self._counted
+        shown = [
+            {"tenant": tenant, **use, "by_model": [one._asdict() for one in spent if one.tenant == tenant]}
+            for tenant, use in uses
+            if caller in (tenant, OPERATOR)
+        ]
+        return _json({"tenants": shown})
+
     # ------------------------------------------------------------ models
 
     async def create_model(self, request: web.Request) -> web.Response:
@@ -248,6 +270,14 @@ class Routes:
             "user_metadata": {name: str(value) for name, value in model.metadata.items()},
         }  # fmt: skip
         return _json(run | _lora(model.spec.rank))
+
+    async def delete_weights(self, request: web.Request) -> web.Response:
+        run, kind, name = (request.match_info[part] for part in ("id", "kind", "name"))
+        try:
+            await self._service.delete_weights(request[_TENANT], f"tinker://{run}/{kind}/{name}")
+        except OperationRefused as refused:
+            raise Problem(404, str(refused)) from refused
+        return web.Response(status=204)
 
     # ------------------------------------------------------------ operations
 
@@ -333,7 +363,8 @@ class Routes:
         asked = await self._json(request, types.FutureRetrieveRequest)
         answer = await self._service.retrieve(request[_TENANT], asked.request_id)
         if isinstance(answer, Pending):
-            again = {"type": "try_again", "request_id": asked.request_id, "queue_state": "active"}
+            queue = "paused_rate_limit" if answer.paused else "active"
+            again = {"type": "try_again", "request_id": asked.request_id, "queue_state": queue}
             return _json(again | ({"queue_state_reason": answer.why} if answer.why else {}), 408)
         if isinstance(answer, op.Failed):
             return _json({"error": answer.error, "category": "user" if answer.of_user else "server"})

@@ -15,15 +15,20 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from actors.tinker import operations as op
+from actors.tinker.accounts import Events, Stopwatch
 from actors.tinker.directories import Directories
 from actors.tinker.errors import LearnerLost, LogFailed, LogUnreadable, OperationRefused, Problem
 from actors.tinker.operation_log import OperationLog, SamplerRow
 from actors.tinker.sampling import Sampled, Sampler, TopTokens
 from configs.limits import Limits
+
+_NEEDED: Final = 2
+"""Unnamed snapshots of a model that a loop needs at once: the one it samples from, and the next."""
 
 
 class SampleDesk:
@@ -35,15 +40,17 @@ class SampleDesk:
         samplers: Mapping[str, Sampler],
         directories: Directories,
         limits: Limits,
+        events: Events,
         answered: Callable[[str, int], None],
         failed: Callable[[LogFailed], None],
     ) -> None:
-        self._log, self._samplers, self._directories = log, samplers, directories
+        self._log, self._samplers, self._directories, self._events = log, samplers, directories, events
         self._limits, self._answered, self._failed = limits, answered, failed
         self._rows: dict[str, SamplerRow] = {}
         self._used: dict[str, None] = {}
         """Sampling sessions whose weights have no name; the one that was used least recently is first."""
-        self._waiting = Counter[str]()
+        self.waiting = Counter[str]()
+        """Tenant → number of its samples that are not answered."""
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._storing: dict[tuple[str, int], asyncio.Future[bool]] = {}
         self._room = asyncio.Semaphore(limits.tinker_samples_at_once)
@@ -68,6 +75,9 @@ class SampleDesk:
             raise Problem(404, f"sampling_session_id: {text} the oldest of many snapshots: make a new one")
         return row
 
+    def rows(self) -> list[SamplerRow]:
+        return list(self._rows.values())
+
     def count(self, tenant: str) -> int:
         return sum(row.tenant == tenant for row in self._rows.values())
 
@@ -78,6 +88,16 @@ class SampleDesk:
         """Unnamed snapshots of a model beyond the limit, those that were used least recently."""
         mine = [sampler for sampler in self._used if self._rows[sampler].model == model]
         return mine[: max(0, len(mine) - self._limits.tinker_snapshots)]
+
+    def unneeded(self, tenant: str) -> str | None:
+        """The unnamed snapshot of a tenant that was used least recently; each model keeps the two used last."""
+        later = Counter[str | None]()
+        found = None
+        for row in (self._rows[sampler] for sampler in reversed(self._used)):
+            later[row.model] += 1
+            if row.tenant == tenant and not row.in_flight and later[row.model] > _NEEDED:
+                found = row.id
+        return found
 
     def of_session(self, session: str) -> list[str]:
         return [row.id for row in self._rows.values() if row.session == session]
@@ -105,10 +125,10 @@ class SampleDesk:
             return
         storing = self._storing.get(name)
         if storing is None:
-            if self._waiting[row.tenant] >= self._limits.tinker_waiting_samples:
-                text = f"{self._waiting[row.tenant]} samples of yours wait: send more when some are answered"
+            if self.waiting[row.tenant] >= self._limits.tinker_waiting_samples:
+                text = f"{self.waiting[row.tenant]} samples of yours wait: send more when some are answered"
                 raise Problem(429, text, retry_after_s=self._limits.tinker_busy_s)
-            self._waiting[row.tenant] += 1
+            self.waiting[row.tenant] += 1
             storing = self._storing[name] = asyncio.ensure_future(self._store(row, seq, body))
         async with asyncio.timeout(self._limits.tinker_log_s):
             await asyncio.shield(storing)
@@ -120,7 +140,7 @@ class SampleDesk:
         finally:
             del self._storing[row.id, seq]
             if not begins:
-                self._waiting[row.tenant] -= 1
+                self.waiting[row.tenant] -= 1
         if begins:
             self._begin(row, seq)
         return begins
@@ -128,7 +148,7 @@ class SampleDesk:
     def resume(self, sampler: str, seq: int) -> None:
         """Draw a sample that a former life has stored."""
         row = self._rows[sampler]
-        self._waiting[row.tenant] += 1
+        self.waiting[row.tenant] += 1
         self._begin(row, seq)
 
     def waits(self, sampler: str, seq: int) -> bool:
@@ -148,16 +168,20 @@ class SampleDesk:
         self._tasks[row.id, seq] = asyncio.create_task(self._draw(row, seq), name=f"sample {row.id}/{seq}")
 
     async def _draw(self, row: SamplerRow, seq: int) -> None:
+        watch = Stopwatch()
         try:
             async with self._room:
+                watch.begins()
                 answer = await self._outcome(row, seq)
-            await self._log.settle(row.id, seq, answer)
+            spent = watch.spent(row.tenant, row.origin, answer)
+            await self._log.settle(row.id, seq, answer, spent)
+            self._events.operation("sample", seq, answer, spent)
             self._answered(row.id, seq)
         except LogFailed as failure:
             self._failed(failure)
         finally:
             del self._tasks[row.id, seq]
-            self._waiting[row.tenant] -= 1
+            self.waiting[row.tenant] -= 1
 
     async def _outcome(self, row: SamplerRow, seq: int) -> op.Answer:
         error: Exception | None = None

@@ -18,20 +18,23 @@ from pathlib import Path
 
 from aiohttp import web
 
+from actors.tinker.accounts import Record
 from actors.tinker.keys import TenantKeys
 from actors.tinker.learner import LearnerFactory
 from actors.tinker.routes import Routes
 from actors.tinker.service import ServedModel, TinkerService
 from configs.limits import DEFAULT_LIMITS, Limits
+from configs.tenants import TenantsConfig
 
 
 class TinkerServer:
     """Serves the Tinker API from one directory, in one process at a time."""
 
     def __init__(
-        self, directory: Path, served: Sequence[ServedModel], factory: LearnerFactory, limits: Limits = DEFAULT_LIMITS
-    ) -> None:
-        """Make the directory, or open it. Blocks.
+        self, directory: Path, served: Sequence[ServedModel], factory: LearnerFactory, limits: Limits = DEFAULT_LIMITS,
+        tenants: TenantsConfig | None = None, record: Record = lambda *_: None,
+    ) -> None:  # fmt: skip
+        """Make the directory, or open it. Blocks. ``record`` takes events.
 
         Raises:
             LogUnreadable: its log is damaged, or of another version.
@@ -39,7 +42,7 @@ class TinkerServer:
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.keys = TenantKeys.of_directory(directory)
-        self.service = TinkerService(directory, served, factory, limits)
+        self.service = TinkerService(directory, served, factory, limits, tenants=tenants, record=record)
         self._routes = Routes(self.service, self.keys)
         self.app: web.Application = self._routes.app()
 

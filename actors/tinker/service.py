@@ -4,6 +4,7 @@
                                 ├─▶ model_line.py   a line of operations for each model ─▶ learner
                                 ├─▶ sample_desk.py  samples ─▶ samplers
                                 ├─▶ futures.py      who waits for which answer
+                                ├─▶ tenants.py      what each may use ─▶ accounts.py: what each has used
                                 └─▶ operation_log.py, directories.py    all that outlives the process
 
 Invariants
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,20 +26,22 @@ import structlog
 
 from actors.host.clock import time_of_day_s
 from actors.tinker import operations as op
+from actors.tinker.accounts import Events, Record, uses
 from actors.tinker.directories import Directories
 from actors.tinker.errors import LogFailed, LogUnreadable, OperationRefused, Problem
 from actors.tinker.futures import Futures, read_request_id, request_id
 from actors.tinker.learner import LearnerFactory, ModelSpec
 from actors.tinker.model_line import LineParts, ModelLine
-from actors.tinker.operation_log import ModelRow, OperationLog, SamplerRow, WeightsRow
+from actors.tinker.operation_log import ModelRow, OperationLog, SamplerRow, Spent, WeightsRow
 from actors.tinker.paths import Kind, read_path
 from actors.tinker.sample_desk import SampleDesk
 from actors.tinker.sampling import Sampler
 from actors.tinker.sessions import Sessions
+from actors.tinker.tenants import Room, Tenants
 from configs.limits import DEFAULT_LIMITS, Limits
+from configs.tenants import TenantsConfig
 
 _LOG_FILE: Final = "operations.db"
-_SEED_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Pending:
     """Says that an answer is not there yet, and what it waits for, if that is known."""
 
     why: str = ""
+    paused: bool = False
+    """Whether the tenant's quota is what it waits for."""
 
 
 class TinkerService:
@@ -72,9 +76,11 @@ class TinkerService:
         factory: LearnerFactory,
         limits: Limits = DEFAULT_LIMITS,
         *,
+        tenants: TenantsConfig | None = None,
+        record: Record = lambda *_: None,
         server_id: str | None = None,
     ) -> None:
-        """Open the operation log in ``directory``. Blocks. ``server_id`` begins the ids of all sessions.
+        """Open the operation log in ``directory``. Blocks. ``record`` takes events; ``server_id`` begins session ids.
 
         Raises:
             LogUnreadable: the log is damaged, or of another version.
@@ -84,26 +90,30 @@ class TinkerService:
         self._factory = factory
         self._log = OperationLog(directory / _LOG_FILE, limits, server_id=server_id)
         self._directories = Directories(directory, limits.blocking_call_s)
+        self.tenants = Tenants(tenants or TenantsConfig(), limits)
+        self.events = Events(record)
         self._futures = Futures(self._log, limits)
         self.sessions = Sessions(self._log, limits)
         self._lines: dict[str, ModelLine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._look_task: asyncio.Task[None] | None = None
-        self._named: set[str] = set()
         self._opened_at_s = time_of_day_s()
         self.failed = asyncio.Event()
         """Set when the log cannot be written: close the service, and open another one."""
         self._desk = SampleDesk(
-            self._log, {one.name: one.sampler for one in served}, self._directories, limits, self._futures.answered,
-            self._fail,
+            self._log, {one.name: one.sampler for one in served}, self._directories, limits, self.events,
+            self._futures.answered, self._fail,
         )  # fmt: skip
-        self._parts = LineParts(self._log, factory, self._directories, limits, self._futures.answered, self._desk.add)
+        self._parts = LineParts(
+            self._log, factory, self._directories, limits, self.tenants,
+            Room(self.tenants, self._log, self._directories, self._desk.unneeded, self._end_sampler), self.events,
+            self._futures.answered, self._desk.add,
+        )  # fmt: skip
         self._logger = structlog.get_logger("headrace.tinker")
 
     async def open(self) -> None:
         """Go on with all that the server's former lives have left."""
-        self._named = await self._log.directories()
-        self._directories.sweep(self._named)
+        self._directories.sweep(await self._log.directories())
         await self.sessions.open()
         for row in await self._log.models():
             self._lines[row.id] = ModelLine(row, self._parts)
@@ -118,6 +128,7 @@ class TinkerService:
         for line in self._lines.values():
             self._start(line)
         self._look_task = asyncio.create_task(self._look_after(), name="tinker look")
+        self.events.event("server_started", models=len(self._lines))
 
     async def close(self) -> None:
         """Stop; what was asked and not answered is executed by the next life."""
@@ -136,9 +147,9 @@ class TinkerService:
 
     async def end_session(self, tenant: str, session: str) -> None:
         await self.sessions.require(tenant, session)
-        await self._end(session)
+        await self._end(session, "finished")
 
-    async def _end(self, session: str) -> None:
+    async def _end(self, session: str, why: str) -> None:
         self.sessions.forget(session)
         lines = [line for line in self._lines.values() if line.row.session == session]
         tasks = [self._tasks.pop(line.row.id) for line in lines]
@@ -151,6 +162,8 @@ class TinkerService:
         for sampler in ended:
             self._desk.end(sampler)
         await self._log.end_session(session)
+        for line in lines:
+            self.events.event("model_ended", tenant=line.row.tenant, model=line.row.id, why=why)
         for name in [*(line.row.id for line in lines), *ended]:
             self._futures.ended(name)
 
@@ -189,7 +202,7 @@ class TinkerService:
 
     async def _add_line(self, tenant: str, session: str, model: str, spec: ModelSpec, metadata: dict[str, Any]) -> None:
         mine = sum(line.row.tenant == tenant for line in self._lines.values())
-        if mine >= self.limits.tinker_models:
+        if mine >= self.tenants.of(tenant).models:
             raise Problem(403, f"{mine} models of yours are alive: end a session that has some, and save what you need")
         if spec.base_model not in self.served:
             known = ", ".join(sorted(self.served))
@@ -203,6 +216,7 @@ class TinkerService:
         if model not in self._lines:
             line = self._lines[model] = ModelLine(row, self._parts)
             self._start(line)
+            self.events.event("model_made", tenant=tenant, model=model, base_model=spec.base_model, rank=spec.rank)
 
     async def line(self, tenant: str, model: str) -> ModelLine:
         """Raises Problem: the tenant has no such model, or it has ended."""
@@ -244,6 +258,12 @@ class TinkerService:
         if row is None or row.tenant != tenant or weights is None or late:
             raise OperationRefused(f"path: there are no weights of yours at {path}: save them, or look at the name")
         return weights, row
+
+    async def delete_weights(self, tenant: str, path: str) -> None:
+        """Forget saved weights; their files go soon. Raises OperationRefused: the tenant has none at this path."""
+        wanted = read_path(path)
+        await self.find_weights(tenant, path, wanted.kind)
+        await self._log.delete_weights(wanted.run, wanted.kind, wanted.name)
 
     # ------------------------------------------------------------ sampling
 
@@ -315,7 +335,8 @@ class TinkerService:
             raise Problem(410, f"request_id: the answer to {request} is not kept any more")
         if not line.holds(seq):
             raise Problem(404, f"request_id: {request} was never asked")
-        return Pending(line.gap())
+        held = self.tenants.why_held(tenant, name)
+        return Pending(held, paused=True) if held else Pending(line.gap())
 
     def asked_at_s(self, model: str) -> float:
         """Time of day at which a model was last asked something, as far as this life knows."""
@@ -332,10 +353,28 @@ class TinkerService:
             {
                 "tenant": line.row.tenant, "model": line.row.id, "base_model": line.row.spec.base_model,
                 "rank": line.row.spec.rank, "operations": line.next, "waiting": line.waiting, "awake": line.is_awake,
-                "why": line.broken or line.gap(),
+                "why": line.broken or self.tenants.why_held(line.row.tenant, line.row.id) or line.gap(),
             }
             for line in self._lines.values()
         ]  # fmt: skip
+
+    async def uses(self) -> dict[str, dict[str, float]]:
+        """What each tenant has used, and uses now, by names that ``accounts.py`` has."""
+        lines, named = self._lines.values(), await self._log.directories()
+        now = [
+            *((session.tenant, "sessions", 1) for session in self.sessions.alive()),
+            *((line.row.tenant, "models", 1) for line in lines),
+            *((line.row.tenant, "models_awake", int(line.is_awake)) for line in lines),
+            *((line.row.tenant, "waiting_operations", line.waiting) for line in lines),
+            *((row.tenant, "samplers", 1) for row in self._desk.rows()),
+            *((tenant, "waiting_samples", count) for tenant, count in self._desk.waiting.items()),
+            *((tenant, "disk_bytes", self._directories.size([name])) for name, tenant in named.items()),
+        ]
+        return uses(await self._log.spent(alive=False), now)
+
+    async def spent(self) -> list[Spent]:
+        """What live models have used, and samples of base models."""
+        return await self._log.spent(alive=True)
 
     # ------------------------------------------------------------ what goes on by itself
 
@@ -376,21 +415,15 @@ class TinkerService:
                 return
 
     async def _look(self) -> None:
-        before = self._named | await self._log.directories()
         for session in self.sessions.silent():
-            await self._end(session)
+            await self._end(session, "silent")
         for model in list(self._lines):
             for sampler in self._desk.superfluous(model):
-                self._desk.end(sampler)
-                await self._log.end_sampler(sampler)
-                self._futures.ended(sampler)
+                await self._end_sampler(sampler)
         await self._log.expire_weights(time_of_day_s())
-        self._named = await self._log.directories()
-        for gone in sorted(before - self._named):
-            await self._directories.remove(gone)
+        await self._directories.remove_unnamed(await self._log.directories())
 
-
-def seed_of(*names: object) -> int:
-    """A seed of 32 bits that depends on ``names`` alone, for requests that name none."""
-    digest = hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=_SEED_BYTES).digest()
-    return int.from_bytes(digest, "little")
+    async def _end_sampler(self, sampler: str) -> None:
+        self._desk.end(sampler)
+        await self._log.end_sampler(sampler)
+        self._futures.ended(sampler)

@@ -66,6 +66,9 @@ class Sessions:
         self._heard_s[session] = asyncio.get_running_loop().time()
         return row
 
+    def alive(self) -> list[SessionRow]:
+        return list(self._rows.values())
+
     def silent(self) -> list[str]:
         """Sessions that have been silent for too long."""
         since_s = asyncio.get_running_loop().time() - self._limits.tinker_session_s

@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import hashlib
 import math
 from itertools import groupby
 from typing import Any, Final, TypeVar
@@ -31,7 +32,6 @@ from actors.tinker.errors import OperationRefused, Problem
 from actors.tinker.learner import ModelSpec
 from actors.tinker.paths import checked_name
 from actors.tinker.sampling import SamplingParameters
-from actors.tinker.service import seed_of
 from configs.limits import Limits
 
 M = TypeVar("M", bound=pydantic.BaseModel)
@@ -41,6 +41,7 @@ _LARGEST_LEARNING_RATE: Final = 1e3
 _DATA_FIELD: Final = 3
 """Number of the field ``data`` in ForwardBackwardRequest."""
 _LARGEST_SEQ: Final = (1 << 53) - 1
+_SEED_BYTES: Final = 4
 
 
 # ------------------------------------------------------------ what is asked, as JSON
@@ -76,7 +77,7 @@ def model_spec(asked: types.CreateModelRequest, model: str) -> ModelSpec:
         raise OperationRefused("lora_config: it is missing: say a rank (0 trains the whole model)")
     if not 0 <= lora.rank <= 4096:
         raise OperationRefused(f"lora_config.rank: {lora.rank}: expected 1 to 4096, or 0 for the whole model")
-    seed = lora.seed if lora.seed is not None else seed_of(model)
+    seed = lora.seed if lora.seed is not None else _seed_of(model)
     if not 0 <= seed < 1 << 63:
         raise OperationRefused(f"lora_config.seed: {seed}: expected 0 to 2^63 - 1")
     return ModelSpec(
@@ -197,7 +198,7 @@ def _sampling(asked: Any, name: str, room: int, vocabulary: int, limits: Limits,
         what = f"at most {limits.tinker_stops} texts that are not empty, or ids below {vocabulary}"
         raise OperationRefused(f"sampling_params.stop: expected {what}")
     return SamplingParameters(
-        max_tokens=min(wanted, room), seed=seed_of(name) if asked.seed is None else asked.seed,
+        max_tokens=min(wanted, room), seed=_seed_of(name) if asked.seed is None else asked.seed,
         temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p,
         stop_texts=texts, stop_tokens=tokens, stops_at_eos=asked.stop is None, topk=topk,
     )  # fmt: skip
@@ -312,3 +313,9 @@ def samples(answer: op.Samples) -> bytes:
 def _fill(top: proto.TopkLogprobs, tokens: op.Array, logprobs: op.Array) -> None:
     top.token_ids, top.logprobs = tokens.data, logprobs.data
     top.length, top.k = tokens.shape
+
+
+def _seed_of(*names: object) -> int:
+    """A seed of 32 bits that depends on ``names`` alone, for requests that name none."""
+    digest = hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=_SEED_BYTES).digest()
+    return int.from_bytes(digest, "little")

@@ -154,15 +154,22 @@ def _check_public_url(gateway: GatewayConfig) -> list[Found]:
 
 def why_not_listen(gateway: GatewayConfig) -> list[Found]:
     """Why the gateway must not listen as configured; empty: it may."""
-    certificate, key = gateway.tls_certificate, gateway.tls_key
+    instead = "listen at 127.0.0.1 behind a reverse proxy and set gateway.public_url"
+    return without_tls(gateway.host, gateway.tls_certificate, gateway.tls_key, instead, "gateway.")
+
+
+def without_tls(host: str, certificate: str | None, key: str | None, instead: str, section: str = "") -> list[Found]:
+    """Why a server must not listen at ``host`` with these PEM files; empty: it may.
+
+    ``instead``: what else to do but to give it a certificate; ``section``: of the keys, with a dot.
+    """
     if (certificate is None) != (key is None):
-        field, other = ("gateway.tls_key", "tls_certificate") if key is None else ("gateway.tls_certificate", "tls_key")
-        return [(field, f"is missing, and gateway.{other} is set", "Set both, or neither")]
-    if certificate is None and not is_loopback(gateway.host):
-        wrong = f"{gateway.host} can be reached from other machines, and there is no TLS: keys would go in the clear"
-        fix = "Set gateway.tls_certificate and gateway.tls_key, or listen at 127.0.0.1 behind a reverse proxy"
-        return [("gateway.host", wrong, f"{fix} and set gateway.public_url")]
-    names = {"gateway.tls_certificate": certificate, "gateway.tls_key": key}
+        missing, there = ("tls_key", "tls_certificate") if key is None else ("tls_certificate", "tls_key")
+        return [(section + missing, f"is missing, and {section}{there} is set", "Set both, or neither")]
+    if certificate is None and not is_loopback(host):
+        wrong = f"{host} can be reached from other machines, and there is no TLS: keys would go in the clear"
+        return [(f"{section}host", wrong, f"Set {section}tls_certificate and {section}tls_key, or {instead}")]
+    names = {f"{section}tls_certificate": certificate, f"{section}tls_key": key}
     return [
         (field, f"{path} is no file", "Name a PEM file")
         for field, path in names.items()

@@ -1,7 +1,7 @@
 """Writes the reference pages that follow from code: ``python docs/reference/generate.py``.
 
     configs/schema.py ─▶ job_file.md          configs/*limits.py ─▶ limits.md
-    configs/services.py ─▶ services.md
+    configs/services.py ─▶ services.md        configs/tenants.py ─▶ tenants.md
     the command line  ─▶ command_line.md      every error class ─▶ errors.md
     configs/fault_plan.py ─▶ faults.md        configs/scenario.py ─▶ scenario.md
     the control protocol's verbs ─▶ a table of ../control_protocol.md
@@ -36,6 +36,7 @@ from configs.provider_schema import SpotConfig
 from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob, Variant
 from configs.schema import JobConfig
 from configs.services import QuotaConfig, ServiceConfig, ServicesConfig
+from configs.tenants import TenantQuotas, TenantsConfig
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -209,6 +210,23 @@ def services() -> str:
     ]
     for name, model in (("services", ServiceConfig), ("quotas", QuotaConfig)):
         parts += [f"\n## {name}\n", "A list; each of its items:\n", _own_docstring(model), *_section_tables(model, "")]
+    return "\n".join(part for part in parts if part)
+
+
+def tenants() -> str:
+    """Every key of a tenants file."""
+    parts = [
+        "# The tenants file",
+        NOTE,
+        "YAML, for `headrace serve` with `--tenants FILE`: [how to use it](../guides/serve.md#a-teams-server).",
+        "In a file for `headrace head --serve FILE` the same stands under `quotas`.\n",
+        "## Top level\n",
+        _table(TenantsConfig, ""),
+        "\n## default\n",
+        *_section_tables(TenantQuotas, ""),
+        "\n## tenants\n",
+        "A list. Each of its items has a `name`, as in the tenant's keys, and any of the keys of `default`.",
+    ]
     return "\n".join(part for part in parts if part)
 
 
@@ -471,6 +489,7 @@ PAGES = {
     "faults.md": faults,
     "limits.md": limits,
     "services.md": services,
+    "tenants.md": tenants,
     "scenario.md": scenario,
     "paper_scenario.md": paper_scenario,
     "command_line.md": command_line,

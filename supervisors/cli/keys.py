@@ -1,4 +1,8 @@
-"""``headrace keys``: makes key pairs, and says who may connect and what they may do."""
+"""``headrace keys``: makes key pairs, and says who may connect and what they may do.
+
+headrace keys DIR [--allow …]            pairs of nodes, of control sockets and their clients
+headrace keys DIR --tenant, --revoke     keys of programs that ask the server whose --dir is DIR
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ def keys(
         Path,
         typer.Argument(
             help="Key directory of a node, of a control socket or of a control client; made, with a new pair, if it "
-            "is not there."
+            "is not there. With --tenant or --revoke: the --dir of headrace serve."
         ),
     ],
     allow: Annotated[_Entries, typer.Option(metavar="NAME=PUBLIC", help="Let whoever has this key connect.")] = None,
@@ -36,13 +40,54 @@ def keys(
         list[Path] | None,
         typer.Option(metavar="CLIENT_DIR", help="For a control socket: make a client's pair there, which may look."),
     ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For headrace serve: print a new key of this tenant.")
+    ] = None,
+    days: Annotated[
+        int | None, typer.Option(min=1, max=36500, help="With --tenant: the key is good for so many days.")
+    ] = None,
+    revoke: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY|ID|NAME", help="For headrace serve: make void a key, or all that a tenant has, at once."
+        ),
+    ] = None,
 ) -> None:
     """Make keys, show the public one, and choose who may connect."""
+    if tenant is not None or revoke is not None or days is not None:
+        _of_tenants(directory, tenant, days, revoke, others=bool(allow or read_only or operator or reader))
+        return
     try:
         print(_change(directory, allow or [], read_only or [], operator or [], reader or []), flush=True)
     except (HeadraceError, ValueError, OSError) as error:
         fail(str(error), EXIT_BAD_CONFIG)
     print(_summary(directory), file=sys.stderr)
+
+
+def _of_tenants(directory: Path, tenant: str | None, days: int | None, revoke: str | None, *, others: bool) -> None:
+    from actors.tinker.keys import TenantKeys
+
+    try:
+        if others or (tenant is None) == (revoke is None) or (days is not None and tenant is None):
+            raise ValueError(
+                "--tenant NAME makes a key, for a time with --days N, and --revoke ends one: use one of both"
+            )
+        keys = TenantKeys.of_directory(directory, make=False)
+        if tenant is not None:
+            key = keys.new(tenant, days=days)
+            print(key, flush=True)
+            end = f"headrace keys {directory} --revoke {'-'.join(key.split('-')[1:3])}"
+            print(f"nothing keeps it but you; this ends it: {end}", file=sys.stderr)
+        else:
+            ended = keys.revoke(revoke or "")
+            print(f"void: {'the key' if '-' in ended else 'all keys so far of'} {ended}", file=sys.stderr)
+    except FileNotFoundError:
+        fail(
+            f"{directory} holds no tinker.key: name the --dir of headrace serve, once that has been started",
+            EXIT_BAD_CONFIG,
+        )
+    except (ValueError, OSError) as error:
+        fail(str(error), EXIT_BAD_CONFIG)
 
 
 def _change(directory: Path, allow: list[str], read_only: list[str], operators: list[Path], readers: list[Path]) -> str:

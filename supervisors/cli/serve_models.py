@@ -7,6 +7,7 @@ headrace head --serve FILE ─────────────────�
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -16,7 +17,7 @@ import typer
 from configs.errors import ConfigError, Problem
 from supervisors.cli.command import EXIT_BAD_CONFIG, DeviceOption, devices_of_this_machine, fail, finish
 from supervisors.cli.running.services_file import ServicesFile, services_of
-from supervisors.cli.running.serving_file import require_client
+from supervisors.cli.running.serving_file import check_tls, require_client
 from supervisors.cli.serve import alone_in
 
 if TYPE_CHECKING:
@@ -34,12 +35,23 @@ def serve(
     ],
     services: ServicesFile = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that sample, for each model.")] = 1,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any.")] = 8900,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients come; beyond this machine with --tls alone.")
+    ] = "127.0.0.1:8900",
+    tls: Annotated[str | None, typer.Option(metavar="PEM", help="Certificate to listen with.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="The certificate's key.")] = None,
+    tenants: Annotated[
+        Path | None, typer.Option(metavar="TENANTS.yaml", help="Quotas of tenants: models, tokens/s, bytes.")
+    ] = None,
+    prometheus_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Show what tenants use at this port of 127.0.0.1.")
+    ] = None,
     dir_: Annotated[
         Path, typer.Option("--dir", help="Where operations and saved states are kept; with it, it goes on.")
     ] = Path("served"),
     tenant: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Print a key for this tenant. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Print a key of this tenant. Repeatable; headrace keys makes further ones."),
     ] = None,
     head_stays: Annotated[
         bool,
@@ -51,7 +63,8 @@ def serve(
     devices: DeviceOption = None,
 ) -> None:
     """Serve models to programs that use the tinker client, until stopped."""
-    from configs.serving import ServingConfig, models_named, problems_of, service_for
+    from configs.serving import ServingConfig, address_of, models_named, problems_of, service_for
+    from configs.tenants import TENANT_NAME, TenantsConfig, load_tenants
     from supervisors.cli.running.job_lines import JobLines
     from supervisors.trees import run_head
 
@@ -59,15 +72,25 @@ def serve(
     found = devices_of_this_machine(devices)
     try:
         shared = services_of(services, None) or _own_service()
+        host, port = address_of(listen)
         serving = ServingConfig(
-            models=models_named(model), directory=str(dir_), port=port, samplers=workers, head_stays=head_stays
-        )
+            models=models_named(model), directory=str(dir_), host=host, port=port, tls_certificate=tls, tls_key=tls_key,
+            quotas=TenantsConfig() if tenants is None else load_tenants(tenants), prometheus_port=prometheus_port,
+            samplers=workers, head_stays=head_stays,
+        )  # fmt: skip
         service_for(serving, shared)
-        if problems := [Problem("--model", *found) for found in problems_of(serving)]:
+        for name in tenant or ():
+            if re.fullmatch(TENANT_NAME, name) is None:
+                raise ConfigError.of(
+                    "--tenant", "", f"{name!r} is no name of a tenant", "Use 1 to 32 of a-z, 0-9 and _"
+                )
+        if problems := [Problem("headrace serve", *found) for found in problems_of(serving)]:
             raise ConfigError(problems)
+        check_tls(serving)
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
-    lines, keys = JobLines(lambda line: print(line, flush=True)), _Keys(dir_, tenant or ["me"])
+    lines = JobLines(lambda line: print(line, flush=True))
+    keys = _Keys(dir_, tenant or ([] if tenants else ["me"]))
 
     def hear(progress: Mapping[str, Any]) -> None:
         lines.update(progress)

@@ -6,7 +6,8 @@
                   every other role stands on core, host and protocol         those who pull may use the weights' client
                   those who load models stand on models, too
                   reward_training and gateway read data and text as environments does; gateway, end tokens as jobs does
-                  serving joins tinker, which knows protocols alone, with the trainer's parts and sampling
+                  serving joins tinker, which knows protocols alone, with the trainer's parts and sampling, and shows
+                  gauges as metrics does
                   sampling drives an engine of rollout, and reads text and end tokens as gateway does
     supervisors   tree ← faults ← machine ← preparation, providers ← pool ← jobs ← nemesis, sharing ← serving ← head
                   head ← simulation, api ← cli
@@ -52,7 +53,7 @@ ACTORS = {
     "tinker": ROLE,
     "reward_training": ROLE | {"environments", "models"},
     "sampling": ROLE | {"rollout", "models", "environments", "jobs"},
-    "serving": ROLE | {"tinker", "sampling", "trainer", "models"},
+    "serving": ROLE | {"tinker", "sampling", "trainer", "models", "metrics"},
     "weights": ROLE,
     "ranker": ROLE | {"models"},
     "ranks": ROLE,

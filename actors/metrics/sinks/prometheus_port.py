@@ -25,56 +25,36 @@ _END: Final = b"\r\n\r\n"
 _PATHS: Final = ("/metrics", "/")
 
 
-class PrometheusSink:
-    """Serves gauges ``headrace_<key>`` with a label ``job``, of the newest step."""
+class GaugePort:
+    """Serves gauges at a port, for whoever sets them."""
 
-    def __init__(self, setup: SinkSetup) -> None:
+    def __init__(self, port: int, limits: Limits) -> None:
+        """``port``: 0: any. Raises OSError: it cannot be opened."""
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-        wanted = setup.config.prometheus_port or 0
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Any] = {}
-        self._job, self._limits = setup.job, setup.limits
+        self._limits = limits
         self._loop = asyncio.new_event_loop()
-        self._page = _Page(lambda: generate_latest(self._registry), CONTENT_TYPE_LATEST, setup.limits)
+        self._page = _Page(lambda: generate_latest(self._registry), CONTENT_TYPE_LATEST, limits)
         self._thread = threading.Thread(target=self._loop.run_forever, name="prometheus", daemon=True)
         self._thread.start()
         try:
-            starting = asyncio.run_coroutine_threadsafe(self._page.start(wanted), self._loop)
-            self.port: int = starting.result(setup.limits.prometheus_timeout_s)
+            starting = asyncio.run_coroutine_threadsafe(self._page.start(port), self._loop)
+            self.port: int = starting.result(limits.prometheus_timeout_s)
             """The port in use, also where 0 was asked for."""
-        except OSError as error:
+        except OSError:
             self._end_thread()
-            raise SinkUnavailable(
-                f"metrics.prometheus_port: {wanted} cannot be opened ({error}); choose another"
-            ) from error
+            raise
 
-    def write(self, step: int, row: Row) -> None:
-        for name, value in row.items():
-            if not isinstance(value, str):
-                gauge = self._gauge(f"headrace_{name}", f"{name} of the newest step", job=self._job)
-                gauge.set(math.nan if value is None else value)  # else it would keep an older step's value
-
-    def evaluation(self, row: EvalRow) -> None:
-        for name, value in evaluation_columns(row).items():
-            text = f"{name} of the newest evaluation"
-            self._gauge(f"headrace_{name.replace('/', '_')}", text, job=self._job).set(value)
-
-    def samples(self, step: int, rows: Sequence[ShownSample]) -> None:
-        """Leave them out: they are no gauges."""
-
-    def observe(self, process: str, gauges: Mapping[str, float]) -> None:
-        """Set gauges ``headrace_process_<name>`` with a label ``process``."""
-        for name, value in gauges.items():
-            text = f"{name} of a process, lately"
-            self._gauge(f"headrace_process_{name}", text, job=self._job, process=process).set(value)
-
-    def _gauge(self, name: str, text: str, **labels: str) -> Any:
+    def set(self, name: str, text: str, value: float, **labels: str) -> None:
+        """Set the gauge ``name``, of which ``text`` says what it is; a name has the same labels each time."""
         from prometheus_client import Gauge
 
         if name not in self._gauges:
             self._gauges[name] = Gauge(name, text, list(labels), registry=self._registry)
-        return self._gauges[name].labels(**labels)
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set(value)
 
     def close(self) -> None:
         ending = asyncio.run_coroutine_threadsafe(self._page.stop(), self._loop)
@@ -87,6 +67,43 @@ class PrometheusSink:
         self._thread.join(timeout=self._limits.close_timeout_s)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+class PrometheusSink:
+    """Serves gauges ``headrace_<key>`` with a label ``job``, of the newest step."""
+
+    def __init__(self, setup: SinkSetup) -> None:
+        wanted, self._job = setup.config.prometheus_port or 0, setup.job
+        try:
+            self._gauges = GaugePort(wanted, setup.limits)
+        except OSError as error:
+            raise SinkUnavailable(
+                f"metrics.prometheus_port: {wanted} cannot be opened ({error}); choose another"
+            ) from error
+        self.port = self._gauges.port
+
+    def write(self, step: int, row: Row) -> None:
+        for name, value in row.items():
+            if not isinstance(value, str):
+                shown = math.nan if value is None else value  # else it would keep an older step's value
+                self._gauges.set(f"headrace_{name}", f"{name} of the newest step", shown, job=self._job)
+
+    def evaluation(self, row: EvalRow) -> None:
+        for name, value in evaluation_columns(row).items():
+            text = f"{name} of the newest evaluation"
+            self._gauges.set(f"headrace_{name.replace('/', '_')}", text, value, job=self._job)
+
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None:
+        """Leave them out: they are no gauges."""
+
+    def observe(self, process: str, gauges: Mapping[str, float]) -> None:
+        """Set gauges ``headrace_process_<name>`` with a label ``process``."""
+        for name, value in gauges.items():
+            text = f"{name} of a process, lately"
+            self._gauges.set(f"headrace_process_{name}", text, value, job=self._job, process=process)
+
+    def close(self) -> None:
+        self._gauges.close()
 
 
 class _Page:

@@ -30,7 +30,18 @@ def served_by(file: Path, services: ServicesConfig | None) -> ServingConfig:
         wrong = "is given, and no service that trains its models"
         raise ConfigError.of("--serve", "", wrong, "Add --services FILE")
     service_for(serving, services)
+    check_tls(serving)
     return serving
+
+
+def check_tls(serving: ServingConfig) -> None:
+    """Raises ConfigError: the certificate and its key cannot be used."""
+    from actors.host.https import server_tls
+
+    try:
+        server_tls(serving.tls_certificate, serving.tls_key)
+    except OSError as error:
+        raise ConfigError.of("serving", "tls_certificate, tls_key", str(error), "Name two PEM files") from error
 
 
 def require_client() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 from pathlib import Path
 from typing import Self
 
@@ -10,6 +11,7 @@ from aiohttp import ClientSession, web
 
 from actors.tinker.server import TinkerServer
 from configs.limits import DEFAULT_LIMITS, Limits
+from configs.tenants import TenantsConfig
 from tests.actors.tinker.tinker_world import FakeFactory, FakeSampler, Faults, served
 
 LIMITS = DEFAULT_LIMITS.model_copy(update={"tinker_replay_operations": 7, "tinker_poll_s": 2.0})
@@ -19,8 +21,11 @@ REPEATED = {"create_model", "forward_backward", "optim_step", "save_weights", "s
 class HttpWorld:
     """Serves one directory in several lives, all at one port."""
 
-    def __init__(self, directory: Path, limits: Limits = LIMITS) -> None:
-        self._directory, self._limits = directory, limits
+    def __init__(
+        self, directory: Path, limits: Limits = LIMITS, tenants: TenantsConfig | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:  # fmt: skip
+        self._directory, self._limits, self._tenants, self._tls = directory, limits, tenants, tls
         self._port = 0
         self._runner: web.AppRunner | None = None
         self.faults, self.sampler_faults = Faults(), Faults()
@@ -37,13 +42,14 @@ class HttpWorld:
 
     async def begin(self) -> None:
         self.server = TinkerServer(
-            self._directory, served(FakeSampler(self.sampler_faults)), FakeFactory(self.faults), self._limits
-        )
+            self._directory, served(FakeSampler(self.sampler_faults)), FakeFactory(self.faults), self._limits,
+            self._tenants,
+        )  # fmt: skip
         self.server.app.middlewares.insert(0, self._disturb)
         await self.server.open()
         self._runner = web.AppRunner(self.server.app, access_log=None, shutdown_timeout=0.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True, ssl_context=self._tls)
         await site.start()
         self._port = self._runner.addresses[0][1]
 
@@ -58,7 +64,7 @@ class HttpWorld:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     def key(self, tenant: str = "alice") -> str:
         return self.server.keys.sign(tenant)

@@ -14,8 +14,10 @@ import pytest
 
 tinker = pytest.importorskip("tinker")
 
+from actors.host.https import server_tls
 from tests.actors.tinker.http_world import HttpWorld
 from tests.actors.tinker.tinker_world import BASE
+from tests.certificates import make_authority
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the client warns of its own next versions
 
@@ -173,3 +175,30 @@ async def test_two_tenants_do_not_see_each_other(tmp_path):
 
         with pytest.raises(tinker.AuthenticationError, match="none of this server's"):
             await asyncio.to_thread(stranger)
+
+
+async def test_over_tls_with_an_authority_of_ones_own_it_asks_for_no_more_than_that_authority(tmp_path, monkeypatch):
+    authority, certificate, key = make_authority(tmp_path)
+    async with HttpWorld(tmp_path / "served", tls=server_tls(str(certificate), str(key))) as world:
+        assert world.url.startswith("https://")
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        async with service_of(world) as service:
+            training = await asyncio.to_thread(
+                lambda: service.create_lora_training_client(base_model=BASE, rank=8, seed=3).result()
+            )
+            result = await asyncio.to_thread(lambda: training.forward_backward([datum(1, 2)], "cross_entropy").result())
+            assert "loss:sum" in result.metrics
+
+
+async def test_the_clients_own_call_deletes_what_it_has_saved(tmp_path):
+    async with HttpWorld(tmp_path) as world, service_of(world) as service:
+
+        def story() -> None:
+            training = service.create_lora_training_client(base_model=BASE, rank=8, seed=3).result()
+            path = training.save_state("kept").result().path
+            rest = service.create_rest_client()
+            rest.delete_checkpoint_from_tinker_path(path).result()
+            with pytest.raises(tinker.TinkerError, match="no weights of yours"):
+                rest.delete_checkpoint_from_tinker_path(path).result()
+
+        await asyncio.to_thread(story)

@@ -10,11 +10,12 @@ import pytest
 
 from actors.tinker import operations as op
 from actors.tinker.errors import LogFailed, LogUnreadable
-from actors.tinker.operation_log import OperationLog, Outcome, SamplerRow, WeightsRow
+from actors.tinker.operation_log import OperationLog, Outcome, SamplerRow, Spent, WeightsRow
 from configs.limits import DEFAULT_LIMITS, Limits
 from tests.actors.tinker.tinker_world import BASE, call, spec, step
 
 DONE = op.Json({"metrics": {}})
+SPENT = Spent("alice", "s-1:train:0")
 
 
 def opened(directory: Path, limits: Limits = DEFAULT_LIMITS) -> OperationLog:
@@ -33,8 +34,8 @@ async def test_what_was_stored_and_committed_is_there_in_the_next_life(tmp_path)
     for seq, one in enumerate([op.Create(), call(1), step(), call(2)]):
         assert await log.store(model, seq, op.encode(one))
         assert not await log.store(model, seq, op.encode(call(9))), "a repeat changes nothing"
-    await log.commit(model, 0, Outcome(DONE))
-    await log.commit(model, 1, Outcome(DONE, replays=True))
+    await log.commit(model, 0, Outcome(DONE), SPENT)
+    await log.commit(model, 1, Outcome(DONE, replays=True), SPENT)
     log.close()
 
     log = opened(tmp_path)
@@ -52,9 +53,9 @@ async def test_a_saved_state_is_named_with_its_operation_and_deletes_the_bodies_
     log, model = await with_model(tmp_path)
     for seq, one in enumerate([op.Create(), call(1), step()]):
         await log.store(model, seq, op.encode(one))
-    await log.commit(model, 0, Outcome(DONE))
-    await log.commit(model, 1, Outcome(DONE, replays=True))
-    await log.commit(model, 2, Outcome(DONE, state="models/1/state-2"))
+    await log.commit(model, 0, Outcome(DONE), SPENT)
+    await log.commit(model, 1, Outcome(DONE, replays=True), SPENT)
+    await log.commit(model, 2, Outcome(DONE, state="models/1/state-2"), SPENT)
     row = await log.model(model)
     assert row is not None
     assert (row.done, row.saved, row.state) == (2, 2, "models/1/state-2")
@@ -69,11 +70,11 @@ async def test_an_operation_is_not_committed_out_of_turn_nor_twice(tmp_path):
     log, model = await with_model(tmp_path)
     await log.store(model, 1, op.encode(call(1)))
     with pytest.raises(AssertionError, match="operation 1 is committed after"):
-        await log.commit(model, 1, Outcome(DONE))
+        await log.commit(model, 1, Outcome(DONE), SPENT)
     await log.store(model, 0, op.encode(op.Create()))
-    await log.commit(model, 0, Outcome(DONE))
+    await log.commit(model, 0, Outcome(DONE), SPENT)
     with pytest.raises(AssertionError):
-        await log.commit(model, 0, Outcome(op.Failed("no", of_user=True)))
+        await log.commit(model, 0, Outcome(op.Failed("no", of_user=True)), SPENT)
     assert await log.answer(model, 0) == DONE, "what was refused of a transaction leaves nothing"
     log.close()
 
@@ -81,7 +82,7 @@ async def test_an_operation_is_not_committed_out_of_turn_nor_twice(tmp_path):
 async def test_many_callers_share_transactions_and_one_error_is_its_callers_alone(tmp_path):
     log, model = await with_model(tmp_path)
     stored = [log.store(model, seq, op.encode(call(seq))) for seq in range(50)]
-    results = await asyncio.gather(*stored, log.commit(model, 7, Outcome(DONE)), return_exceptions=True)
+    results = await asyncio.gather(*stored, log.commit(model, 7, Outcome(DONE), SPENT), return_exceptions=True)
     assert results[:50] == [True] * 50
     assert isinstance(results[50], AssertionError)
     assert len(await log.waiting()) == 50
@@ -92,7 +93,7 @@ async def test_many_callers_share_transactions_and_one_error_is_its_callers_alon
 async def test_a_damaged_operation_is_told_of_and_not_executed(tmp_path, column):
     log, model = await with_model(tmp_path)
     await log.store(model, 0, op.encode(call(1)))
-    await log.commit(model, 0, Outcome(DONE, replays=True))
+    await log.commit(model, 0, Outcome(DONE, replays=True), SPENT)
     log.close()
     with sqlite3.connect(tmp_path / "operations.db") as db:
         [value] = db.execute(f"SELECT {column} FROM operations").fetchone()
@@ -133,10 +134,10 @@ async def test_a_log_that_cannot_be_written_fails_now_and_later(tmp_path):
 async def test_answers_are_kept_within_bounds_and_those_to_be_replayed_keep_their_row(tmp_path):
     log, model = await with_model(tmp_path, DEFAULT_LIMITS.model_copy(update={"tinker_answers": 10}))
     await log.store(model, 0, op.encode(call(0)))
-    await log.commit(model, 0, Outcome(DONE, replays=True))
+    await log.commit(model, 0, Outcome(DONE, replays=True), SPENT)
     for seq in range(1, 129):
         await log.store(model, seq, op.encode(call(seq)))
-        await log.commit(model, seq, Outcome(DONE))
+        await log.commit(model, seq, Outcome(DONE), SPENT)
     assert await log.answer(model, 117) is None
     assert await log.answer(model, 119) == DONE
     assert await log.to_replay(model) == [0]
@@ -150,10 +151,10 @@ async def test_a_session_that_ends_takes_its_operations_along_and_leaves_what_ha
     await log.store(model, 0, op.encode(op.Save("end")))
     named = WeightsRow(model, "weights", "end", "models/1/weights-0")
     unnamed = SamplerRow("one", "alice", session, BASE, model=model, directory="models/1/sampler-0")
-    await log.commit(model, 0, Outcome(DONE, weights=named, sampler=unnamed, state="models/1/state-0"))
-    assert await log.directories() == {"models/1/weights-0", "models/1/sampler-0", "models/1/state-0"}
+    await log.commit(model, 0, Outcome(DONE, weights=named, sampler=unnamed, state="models/1/state-0"), SPENT)
+    assert set(await log.directories()) == {"models/1/weights-0", "models/1/sampler-0", "models/1/state-0"}
     await log.end_session(session)
-    assert await log.directories() == {"models/1/weights-0"}
+    assert set(await log.directories()) == {"models/1/weights-0"}
     assert await log.models() == []
     assert await log.samplers() == []
     assert await log.answer(model, 0) is None
@@ -165,9 +166,9 @@ async def test_weights_go_when_their_time_is_over(tmp_path):
     log, model = await with_model(tmp_path)
     for seq, (name, expires_at) in enumerate([("short", 10.0), ("long", 20.0), ("ever", None)]):
         await log.store(model, seq, op.encode(op.Save(name)))
-        await log.commit(model, seq, Outcome(DONE, weights=WeightsRow(model, "weights", name, name, expires_at)))
+        await log.commit(model, seq, Outcome(DONE, weights=WeightsRow(model, "weights", name, name, expires_at)), SPENT)
     assert await log.expire_weights(15.0) == 1
-    assert await log.directories() == {"long", "ever"}
+    assert set(await log.directories()) == {"long", "ever"}
     assert await log.count_weights("alice") == 2
     assert await log.count_weights("bob") == 0
     log.close()

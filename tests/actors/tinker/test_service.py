@@ -9,7 +9,6 @@ import pytest
 
 from actors.tinker import operations as op
 from actors.tinker.errors import OperationRefused, Problem
-from actors.tinker.keys import TenantKeys
 from actors.tinker.paths import WeightsPath, checked_name, read_path
 from actors.tinker.sampling import SamplingParameters
 from actors.tinker.service import Pending
@@ -139,30 +138,6 @@ def test_what_is_anothers_is_answered_as_what_does_not_exist(tmp_path):
             world.service.sampler("bob", sampler)
 
     run(tmp_path, story)
-
-
-def test_a_key_is_its_tenants_and_nobody_makes_one(tmp_path):
-    keys = TenantKeys.of_directory(tmp_path)
-    key = keys.sign("alice")
-    assert key.startswith("tml-")
-    assert TenantKeys.of_directory(tmp_path).tenant(key) == "alice"
-    signature = key.rpartition("-")[2]
-    for wrong in (
-        "",
-        "tml-",
-        key[4:],
-        key[:-1],
-        key + "0",
-        f"tml-bob-{signature}",
-        f"tml--{signature}",
-        "tml-ålice-0",
-        "tml-a-b",
-    ):
-        with pytest.raises(Problem) as problem:
-            keys.tenant(wrong)
-        assert problem.value.status == 401
-    with pytest.raises(ValueError, match="no name of a tenant"):
-        keys.sign("../alice")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a\0", "-x", "a b", "x" * 129, "ä", "a\n"])
@@ -324,7 +299,7 @@ def test_the_snapshot_that_was_sampled_least_recently_goes_when_there_are_many(t
         for number, name in enumerate(names):
             await world.result(model, number + 1, op.Export(session=name))
         await world.service.sample(world.service.sampler("alice", names[0]), 0, sample())
-        await asyncio.sleep(2 * FEW.tinker_look_s)
+        await asyncio.sleep(3 * FEW.tinker_look_s)
         assert [name for name in names if world.service._desk.knows(name)] == [names[0], names[2], names[3]]
         assert len(list((tmp_path / "models/1").glob("sampler-*"))) == 3
 

@@ -25,6 +25,7 @@ from actors.tinker.learner import ModelSpec
 from actors.tinker.sampling import Sampled, SampledSequence, SamplingParameters, TopTokens
 from actors.tinker.service import Pending, ServedModel, TinkerService
 from configs.limits import DEFAULT_LIMITS, Limits
+from configs.tenants import TenantsConfig
 from transport.sim.loop import SimulatedLoop
 from transport.sim.process import SimProcess
 
@@ -242,6 +243,9 @@ class World:
         self.process: SimProcess | None = None
         self._service: TinkerService | None = None
         self.ready = asyncio.Event()
+        self.tenants = TenantsConfig()
+        self.events: list[dict[str, Any]] = []
+        """What was told of in all lives."""
 
     @property
     def service(self) -> TinkerService:
@@ -255,7 +259,8 @@ class World:
         self._service = process.run(
             lambda: TinkerService(
                 self.directory, served(FakeSampler(self.sampler_faults)), FakeFactory(self.faults), self.limits,
-                server_id="s",
+                server_id="s", tenants=self.tenants,
+                record=lambda name, fields: self.events.append({"event": name, **fields}),
             )
         )  # fmt: skip
         await process.start(self._service.open(), "open")
@@ -354,11 +359,15 @@ def simulated(seed: int = 0) -> Iterator[CountedLoop]:
         loop.dismantle()
 
 
-def run(directory: Path, story: Callable[[World], Awaitable[T]], *, seed: int = 0, limits: Limits = FEW) -> T:
+def run(
+    directory: Path, story: Callable[[World], Awaitable[T]], *, seed: int = 0, limits: Limits = FEW,
+    tenants: TenantsConfig | None = None,
+) -> T:  # fmt: skip
     """What a story in one world comes to."""
 
     async def told() -> T:
         world = World(loop, directory, limits)
+        world.tenants = tenants or world.tenants
         await world.begin()
         try:
             return await story(world)

@@ -45,11 +45,12 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Served:
     """The command as a process, at one port in all of its lives."""
 
-    def __init__(self, model: Path, directory: Path) -> None:
+    def __init__(self, model: Path, directory: Path, *words: str) -> None:
         self._directory = directory
         self._words = [
             *(sys.executable, "-m", "main", "serve", "--model", f"base={model}", "--dir", str(directory)),
-            *("--port", str(free_ports(1)), "--head-stays", "--tenant", "alice"),
+            *("--listen", f"127.0.0.1:{free_ports(1)}", "--head-stays", "--tenant", "alice"),
+            *words,
         ]
         self._log = directory.with_suffix(".log")
         self.begin()
