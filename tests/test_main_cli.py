@@ -71,7 +71,7 @@ def test_the_command_line_is_frozen() -> None:
             "--services",
         ],
         "node": ["--devices", "--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
-        "serve": ["--dir", "--head-stays", "--model", "--port", "--tenant"],
+        "serve": ["--dir", "--model", "--port", "--tenant"],
         "doctor": ["--back-to", "--json", "--run"],
         "bench": ["name"],
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],

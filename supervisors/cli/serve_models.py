@@ -22,13 +22,6 @@ def serve(
     tenant: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Print a key for this tenant. Repeatable.")
     ] = None,
-    head_stays: Annotated[
-        bool,
-        typer.Option(
-            "--head-stays",
-            help="Make adapters without one of the output embedding, which clients ask for unless they say otherwise.",
-        ),
-    ] = False,
 ) -> None:
     """Serve models to programs that use the tinker client, from this process, until stopped."""
     try:
@@ -43,6 +36,4 @@ def serve(
         bases = base_models(model)
     except NotServable as error:
         fail(str(error), EXIT_BAD_CONFIG)
-    finish(
-        lambda: run(dir_, bases, port, tenant or ["me"], lambda line: print(line, flush=True), head_stays=head_stays)
-    )
+    finish(lambda: run(dir_, bases, port, tenant or ["me"], lambda line: print(line, flush=True)))

@@ -31,7 +31,9 @@ from actors.trainer.backend import BackendSpec, TrainBackend
 from actors.trainer.errors import CallRefused, CheckpointCorrupt, ModelNotLoadable, TrainerError
 from actors.trainer.learning.learner import Learner
 from actors.trainer.setup import make_backend
+from configs.adapter_schema import ALL_LINEAR
 from configs.limits import Limits
+from configs.model_files import HEAD
 from transport.errors import HeadraceError
 
 _ALPHA: Final = 32.0
@@ -57,23 +59,14 @@ class BaseModel:
 
 
 class LocalFactory:
-    """Makes learners of ``bases``, by the names that clients use.
+    """Makes learners of ``bases``, by the names that clients use."""
 
-    ``head_stays``: models are made without an adapter of the output embedding, though clients ask for one unless they
-    say otherwise.
-    """
-
-    def __init__(self, bases: Mapping[str, BaseModel], limits: Limits, *, head_stays: bool = False) -> None:
-        self._bases, self._limits, self._head_stays = dict(bases), limits, head_stays
+    def __init__(self, bases: Mapping[str, BaseModel], limits: Limits) -> None:
+        self._bases, self._limits = dict(bases), limits
 
     def check(self, spec: ModelSpec) -> None:
-        if spec.rank and spec.train_unembed and not self._head_stays:
-            raise OperationRefused(
-                "lora_config.train_unembed: true, and adapters of the output embedding are not built; ask with "
-                "train_unembed=False, or have the server started with --head-stays"
-            )
-        if spec.rank and not (spec.train_mlp or spec.train_attn):
-            raise OperationRefused("lora_config: trains nothing; set train_mlp or train_attn")
+        if spec.rank and not (spec.train_mlp or spec.train_attn or spec.train_unembed):
+            raise OperationRefused("lora_config: trains nothing; set train_mlp, train_attn or train_unembed")
 
     async def make(self, spec: ModelSpec) -> LocalLearner:
         self.check(spec)
@@ -83,7 +76,7 @@ class LocalFactory:
             await backend.start(
                 BackendSpec(
                     model_path=base.path, dtype=base.dtype, device=base.device, threads=base.threads, seed=spec.seed,
-                    adapter=_adapter(spec),
+                    adapter=adapter_of(spec),
                 )
             )  # fmt: skip
         learner = Learner(
@@ -92,12 +85,13 @@ class LocalFactory:
         return LocalLearner(learner, backend, self._limits.checkpoint_timeout_s)
 
 
-def _adapter(spec: ModelSpec) -> AdapterSpec | None:
+def adapter_of(spec: ModelSpec) -> AdapterSpec | None:
+    """The adapter of the parts that a client named; None: it trains the whole model."""
     if not spec.rank:
         return None
-    both = spec.train_mlp and spec.train_attn
-    targets = () if both else _MLP if spec.train_mlp else _ATTENTION
-    return AdapterSpec(rank=spec.rank, alpha=_ALPHA, targets=targets)
+    inner = (_ATTENTION if spec.train_attn else ()) + (_MLP if spec.train_mlp else ())
+    targets = (ALL_LINEAR,) if spec.train_attn and spec.train_mlp else inner
+    return AdapterSpec(rank=spec.rank, alpha=_ALPHA, targets=targets + ((HEAD,) if spec.train_unembed else ()))
 
 
 class LocalLearner:

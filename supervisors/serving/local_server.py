@@ -55,7 +55,6 @@ async def serve(
     tenants: Sequence[str],
     say: Callable[[str], None],
     *,
-    head_stays: bool = False,
     limits: Limits = DEFAULT_LIMITS,
 ) -> None:
     """Serve until SIGINT or SIGTERM. ``port``: on 127.0.0.1; 0: any.
@@ -75,7 +74,7 @@ async def serve(
             ServedModel(name, str(base.path), base.vocabulary, base.context_tokens, samplers[name])
             for name, base in bases.items()
         ]
-        factory = LocalFactory(bases, limits, head_stays=head_stays)
+        factory = LocalFactory(bases, limits)
         async with asyncio.timeout(limits.ready_timeout_s):
             server = await asyncio.to_thread(TinkerServer, directory, served, factory, limits)
         closing.push_async_callback(server.close)

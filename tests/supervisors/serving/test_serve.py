@@ -18,13 +18,16 @@ import pytest
 
 tinker = pytest.importorskip("tinker")
 
+from actors.tinker.errors import OperationRefused
+from actors.tinker.learner import ModelSpec
 from configs.limits import DEFAULT_LIMITS
-from supervisors.serving.local_models import NotServable
+from supervisors.serving.local_models import LocalFactory, NotServable, adapter_of
 from supervisors.serving.local_server import base_models
 from tests.free_ports import free_ports
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the client warns of its own next versions
+PARTS = ("train_attn", "train_mlp", "train_unembed")
 TEXTS = ([5, 6, 7, 8, 9], [10, 11, 12], [13, 14, 15, 16])
 
 
@@ -46,7 +49,7 @@ class Served:
     def __init__(self, model: Path, directory: Path) -> None:
         self._words = [
             *(sys.executable, "-m", "main", "serve", "--model", f"base={model}", "--dir", str(directory)),
-            *("--port", str(free_ports(1)), "--head-stays", "--tenant", "alice"),
+            *("--port", str(free_ports(1)), "--tenant", "alice"),
         ]
         self._log = directory.with_suffix(".log")
         self.begin()
@@ -74,10 +77,15 @@ def datum(tokens: list[int]) -> Any:
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
 
-def trained(server: Served, steps: int, step_ended: threading.Event | None = None) -> tuple[list[float], list[float]]:
-    """Losses of all steps, whose calls are under way together, and the newest snapshot's log-probabilities."""
+def trained(
+    server: Served, steps: int, step_ended: threading.Event | None = None, **parts: bool
+) -> tuple[list[float], list[float]]:
+    """Losses of all steps, whose calls are under way together, and the newest snapshot's log-probabilities.
+
+    ``parts``: what is trained, as the client names it; by default all, the output embedding too.
+    """
     service = tinker.ServiceClient(base_url=server.url, api_key=server.key)
-    training = service.create_lora_training_client(base_model="base", rank=8, seed=3).result()
+    training = service.create_lora_training_client(base_model="base", rank=8, seed=3, **parts).result()
     asked, losses = [], []
     for number in range(steps):
         asked.append(training.forward_backward([datum(TEXTS[number % 3]), datum(TEXTS[1])], "cross_entropy"))
@@ -99,16 +107,30 @@ def test_the_unmodified_client_trains_an_adapter_and_samples_what_was_trained(mo
     try:
         losses, _ = trained(server, 6)
         assert losses[-3:] < losses[:3]
+        head, _ = trained(server, 6, train_mlp=False, train_attn=False)
+        assert head[-3:] < head[:3] and head[0] == losses[0] and head[-3:] != losses[-3:]
         service = tinker.ServiceClient(base_url=server.url, api_key=server.key)
-        for wrong, said in (
-            ({"base_model": "other"}, "'other' is not served here"),
-            ({"base_model": "base", "train_mlp": False, "train_attn": False}, "trains nothing"),
-        ):
-            with pytest.raises(tinker.TinkerError, match=said):
-                service.create_lora_training_client(rank=4, **wrong).result()
+        with pytest.raises(tinker.TinkerError, match="'other' is not served here"):
+            service.create_lora_training_client(base_model="other", rank=4).result()
         service.close("success").result()
     finally:
         assert server.end() == 0
+
+
+def test_an_adapter_is_of_the_parts_that_a_client_names() -> None:
+    def spec(**parts: bool) -> ModelSpec:
+        return ModelSpec(base_model="base", rank=4, seed=0, **(dict.fromkeys(PARTS, False) | parts))
+
+    for parts, targets in (
+        ({"train_unembed": True}, ("lm_head",)),
+        ({"train_attn": True}, ("q_proj", "k_proj", "v_proj", "o_proj")),
+        ({"train_mlp": True, "train_unembed": True}, ("gate_proj", "up_proj", "down_proj", "lm_head")),
+        ({"train_attn": True, "train_mlp": True}, ("all-linear",)),
+    ):
+        adapter = adapter_of(spec(**parts))
+        assert adapter is not None and adapter.targets == targets
+    with pytest.raises(OperationRefused, match="trains nothing"):
+        LocalFactory({}, DEFAULT_LIMITS).check(spec())
 
 
 @pytest.mark.long
