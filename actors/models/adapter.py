@@ -35,7 +35,8 @@ _BASE_FILES: Final = ("config.json", "*.safetensors", "*.bin")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSpec:
     """Says which adapter a model has. ``targets``: ends of layers' names, ``all-linear`` for all but the output
-    embedding; empty: ``all-linear``."""
+    embedding; empty: ``all-linear``.
+    """
 
     rank: int
     alpha: float

@@ -127,7 +127,7 @@ class TokenLogprobs(torch.autograd.Function):
                 by_states[block] = linear(by_raw, weight.t())
             if by_weight is not None:
                 _add_product(by_weight, by_raw, states[block])
-            if by_low is not None and by_up is not None:
+            if low is not None and up is not None and by_low is not None and by_up is not None:
                 by_low[block] = linear(by_raw, up.t())
                 _add_product(by_up, by_raw, low[block])
             raw = by_raw = None  # free the block before the next one is made

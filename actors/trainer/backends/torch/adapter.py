@@ -28,7 +28,7 @@ from actors.models.adapter import A, AdapterSpec, B
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.torch.causal_lm import load_model
 from actors.trainer.backends.torch.layers.adapted_experts import AdaptedExperts
-from actors.trainer.backends.torch.layers.adapted_linear import AdaptedLinear
+from actors.trainer.backends.torch.layers.adapted_linear import adapt
 from actors.trainer.backends.torch.layers.four_bits import Packed, pack_linears, use_packed
 from actors.trainer.errors import ModelNotLoadable
 
@@ -119,7 +119,7 @@ def add_adapter(model: nn.Module, adapter: AdapterSpec, switch: Switch, *, seed:
         if layer.experts:
             of_experts.setdefault(id(layer.owner), {})[layer.key] = layer, beside
         else:
-            layer.owner.forward = AdaptedLinear(layer.owner, layer.owner.forward, adapter.scale, lambda: switch.on)
+            adapt(layer.owner, adapter.scale, lambda: switch.on)
     for adapters in of_experts.values():
         owner = next(iter(adapters.values()))[0].owner
         owner.forward = AdaptedExperts(owner, adapters, adapter.scale, lambda: switch.on)
@@ -156,4 +156,3 @@ def _check_experts(model: Any, switch: Switch) -> None:
             f"{apart:.2g}: its experts compute in a way of their own. Adapt other layers, or train the whole model "
             "(without model.adapter)"
         )
-

@@ -57,6 +57,7 @@ async def test_each_version_is_sampled_as_it_was_trained_also_behind_a_prompt_th
     await backend.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tied", [True, False])
 async def test_a_head_is_sampled_as_it_was_trained(tmp_path: Path, tied: bool) -> None:
     path = make_tiny_checkpoint(tmp_path / "model", hidden=64, heads=2, kv_heads=1, tied=tied)

@@ -339,7 +339,8 @@ def test_the_gradient_of_the_head_is_summed_in_float32_also_where_backward_passe
 
 
 @pytest.mark.parametrize(
-    ("name", "load"), [("llama", loaded), ("gemma2", loaded), ("cohere", loaded), ("llama", adapted), ("cohere", adapted)]
+    ("name", "load"),
+    [("llama", loaded), ("gemma2", loaded), ("cohere", loaded), ("llama", adapted), ("cohere", adapted)],
 )
 @pytest.mark.usefixtures("world_of_one")
 def test_a_sharded_head_gives_the_gradients_of_whole_logits(

@@ -1,39 +1,43 @@
 """A linear layer with an adapter beside it: y = W x + (scale · x Aᵀ) Bᵀ.
 
-The adapter's part is two thin products, the first of which may be asked for alone: who computes y in blocks, as the
+The adapter's part is two thin products, of which the first may be asked for alone: who computes y in blocks, as the
 output embedding is (``blocked_head.py``), adds the second to each block.
+
+Functions in place of objects: torch.compile takes one piece of code for all layers then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Final
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from actors.models.adapter import A, B
 
+Factors = Callable[[Tensor], tuple[Tensor, Tensor] | tuple[None, None]]
+"""Function from x [..., in] to ``low`` [..., rank] and ``up`` [out, rank]: to y the adapter adds low times up
+transposed. Two times None while it takes no part."""
+_FACTORS: Final = "adapter_factors"
 
-class AdaptedLinear:
-    """The forward pass of ``layer``, which has A and B beside its weight; ``own``: the one that it had without them.
 
-    ``is_on``: whether the adapter takes part; else the layer computes as it did.
-    """
+def adapt(layer: Any, scale: float, is_on: Callable[[], bool]) -> None:
+    """Let ``layer``, which has A and B beside its weight, add what they make while ``is_on``."""
+    own, a, b = layer.forward, getattr(layer, A), getattr(layer, B)
 
-    def __init__(
-        self, layer: nn.Module, own: Callable[[Tensor], Tensor], scale: float, is_on: Callable[[], bool]
-    ) -> None:
-        self._a, self._b = getattr(layer, A), getattr(layer, B)
-        self._own, self._scale, self._is_on = own, scale, is_on
+    def factors(x: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        return (scale * linear(x, a.weight), b.weight) if is_on() else (None, None)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The layer's answer [..., out] to ``x`` [..., in]."""
-        low, up = self.factors(x)
-        y = self._own(x)
+    def forward(x: Tensor) -> Tensor:
+        low, up = factors(x)
+        y = own(x)
         return y if low is None or up is None else y + linear(low, up)
 
-    def factors(self, x: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """What the adapter adds to the answer to ``x`` is ``low`` [..., rank] times ``up`` [out, rank] transposed."""
-        if not self._is_on():
-            return None, None
-        return self._scale * linear(x, self._a.weight), self._b.weight
+    layer.forward = forward
+    setattr(layer, _FACTORS, factors)
+
+
+def factors_of(layer: Any) -> Factors | None:
+    """The factors of the adapter that ``adapt`` has given ``layer``; None: it has none."""
+    return getattr(layer, _FACTORS, None)

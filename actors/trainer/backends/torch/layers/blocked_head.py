@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.trainer.backends.torch.flat import GradientSums
-from actors.trainer.backends.torch.layers.adapted_linear import AdaptedLinear
+from actors.trainer.backends.torch.layers.adapted_linear import factors_of
 from actors.trainer.learning.token_logprobs import Reading, TokenLogprobs, token_logprobs, used_temperature
 
 log = structlog.get_logger("headrace.trainer")
@@ -64,6 +64,7 @@ class BlockedHead:
     def __init__(self, model: Any, sums: GradientSums | None = None) -> None:
         self._model, self._head = model, model.get_output_embeddings()
         self._own_head, self._own_model = self._head.forward, model.forward
+        self._factors = factors_of(self._head)
         self._gradient_into = None if sums is None else sums.of(self._head.weight)
         self._question: Question | None = None
         self._reading = Reading()
@@ -135,7 +136,7 @@ class BlockedHead:
             learns_entropy=question.learns_entropy,
         )
         weight, flat = self._head.weight, hidden.reshape(-1, hidden.shape[-1])
-        low, up = self._own_head.factors(flat) if isinstance(self._own_head, AdaptedLinear) else (None, None)
+        low, up = (None, None) if self._factors is None else self._factors(flat)
         both: Any = TokenLogprobs.apply(flat, weight, question.rows, question.targets, reading, low, up)
         self._answer = torch.stack(both)[None]
         return hidden.new_zeros(1, 1, 1)
@@ -163,7 +164,7 @@ def _more_than_a_matrix(head: nn.Module) -> str:
         return f"its head is a {type(head).__name__}"
     if head.bias is not None:
         return "its head has a bias"
-    if next(head.children(), None) is not None and not isinstance(head.forward, AdaptedLinear):
+    if next(head.children(), None) is not None and factors_of(head) is None:
         return "its head has parts of its own"
     return ""
 
