@@ -25,6 +25,8 @@ TINY_LAYERS: Final = (
     *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
 """Linear layers of each block of a tiny model, which is a Qwen3."""
+HEAD: Final = "lm_head"
+"""Output embedding, as most families name it. A tied one is in no file, since its weight is the input embedding's."""
 EXPERT_WEIGHTS: Final = ("gate_up_proj", "down_proj", "up_proj")
 """Weights of experts, each of which transformers keeps as one tensor a layer."""
 _TINY_POSITIONS: Final = 1024

@@ -71,8 +71,6 @@ class ServingConfig(Section):
     """Where samplers compute; ``auto``: CUDA where there is a device."""
     threads: NonNegativeInt = 1
     """Torch threads of each sampler; 0: all cores."""
-    head_stays: bool = False
-    """Whether adapters are made without one of the output embedding."""
 
 
 def load_serving(path: str | Path) -> ServingConfig:

@@ -75,7 +75,6 @@ def test_the_command_line_is_frozen() -> None:
         "serve": [
             "--devices",
             "--dir",
-            "--head-stays",
             "--listen",
             "--model",
             "--prometheus-port",

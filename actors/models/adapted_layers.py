@@ -1,4 +1,4 @@
-"""The weights of a loaded model that an adapter stands beside: of linear layers, and of experts.
+"""The weights of a loaded model that an adapter stands beside: of linear layers, the output embedding, and of experts.
 
     its place, as PEFT names it               its own name                             its shape
     model.layers.0.self_attn.q_proj           model.layers.0.self_attn.q_proj          [out, in]
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from actors.models.adapter import AdapterSpec
 from actors.models.experts import are_experts
+from configs.adapter_schema import ALL_LINEAR
 from configs.model_files import EXPERT_WEIGHTS
 
 _NAMED = 12
@@ -75,21 +76,21 @@ def adapted_layers(model: Any, spec: AdapterSpec) -> dict[str, AdaptedWeight]:
     """The weights that ``spec`` chooses, by their places, in the order of the model; experts last.
 
     Raises:
-        NoSuchTarget: a target chooses nothing, or only the output embedding.
+        NoSuchTarget: a target chooses nothing.
     """
-    linear, experts = linear_layers(model), expert_weights(model)
+    linear, head, experts = linear_layers(model), output_embedding(model), expert_weights(model)
     if not linear:
         raise NoSuchTarget(f"model.adapter: {type(model).__name__} has no linear layers that could have an adapter")
     if not spec.targets:
         return linear
     for target in spec.targets:
-        if not _ending_so([*linear, *experts], target):
+        if not _ending_so([ALL_LINEAR, *linear, *head, *experts], target):
             raise NoSuchTarget(
                 f"model.adapter.targets: {target!r} names no linear layer of {type(model).__name__}; its layers are "
-                f"{_kinds(linear, experts)}, and the output embedding cannot have an adapter"
-                f"{_about_others(model, experts)}"
+                f"{_kinds(linear | head, experts)}{_about_others(model, experts)}"
             )
-    return chosen(linear, spec.targets) | placed(chosen(experts, spec.targets))
+    inner = linear if ALL_LINEAR in spec.targets else chosen(linear, spec.targets)
+    return inner | chosen(head, spec.targets) | placed(chosen(experts, spec.targets))
 
 
 def linear_layers(model: Any) -> dict[str, AdaptedWeight]:
@@ -97,6 +98,21 @@ def linear_layers(model: Any) -> dict[str, AdaptedWeight]:
     head = model.get_output_embeddings()
     named = model.named_modules()
     return {name: AdaptedWeight(name, m) for name, m in named if isinstance(m, nn.Linear) and m is not head}
+
+
+def output_embedding(model: Any) -> dict[str, AdaptedWeight]:
+    """The output embedding by its name; nothing if it is no linear layer."""
+    head = model.get_output_embeddings()
+    named = model.named_modules()
+    return {name: AdaptedWeight(name, m) for name, m in named if isinstance(m, nn.Linear) and m is head}
+
+
+def untie(model: Any, layer: AdaptedWeight) -> bool:
+    """Give ``layer`` a weight of its own if it is tied to the input embedding, which has no adapter; whether it was."""
+    is_tied = layer.weight is model.get_input_embeddings().weight
+    if is_tied:
+        layer.owner.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+    return is_tied
 
 
 def expert_weights(model: nn.Module) -> dict[str, AdaptedWeight]:
@@ -130,7 +146,10 @@ def peft_targets(model: Any, spec: AdapterSpec) -> tuple[list[str], list[str]]:
     """What PEFT has to be told for an adapter of ``model``: ends of names of modules, and of parameters."""
     layers = adapted_layers(model, spec).values()
     linear, experts = [one.name for one in layers if not one.experts], [one.name for one in layers if one.experts]
-    targets = sorted(spec.targets or {name.rpartition(".")[2] for name in linear})
+    named = set(spec.targets or [ALL_LINEAR])
+    if ALL_LINEAR in named:
+        named |= {name.rpartition(".")[2] for name in linear}
+    targets = sorted(named)
     modules = [target for target in targets if _ending_so(linear, target)]
     taken_for_experts = [m for m in modules if expert_weights(model) and m.rpartition(".")[2] in _FORMER_EXPERTS]
     parameters = [target for target in targets if _ending_so(experts, target)]

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import xxhash
 
-from configs.adapter_schema import AdapterConfig
+from configs.adapter_schema import ALL_LINEAR, AdapterConfig
 
 CONFIG_FILE: Final = "adapter_config.json"
 TENSOR_FILE: Final = "adapter_model.safetensors"
@@ -34,7 +34,9 @@ _BASE_FILES: Final = ("config.json", "*.safetensors", "*.bin")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSpec:
-    """Says which adapter a model has. ``targets``: ends of layers' names; empty: all but the output embedding."""
+    """Says which adapter a model has. ``targets``: ends of layers' names, ``all-linear`` for all but the output
+    embedding; empty: ``all-linear``.
+    """
 
     rank: int
     alpha: float
@@ -49,14 +51,14 @@ class AdapterSpec:
     @property
     def in_words(self) -> str:
         base = "" if self.quantization == "none" else f", beside a model in {self.quantization}"
-        return f"rank {self.rank}, alpha {self.alpha:g}, targets {', '.join(self.targets) or 'all-linear'}{base}"
+        return f"rank {self.rank}, alpha {self.alpha:g}, targets {', '.join(self.targets) or ALL_LINEAR}{base}"
 
 
 def adapter_spec(config: AdapterConfig | None) -> AdapterSpec | None:
     """The adapter of a job; None: the whole model is trained."""
     if config is None:
         return None
-    targets = () if config.targets == "all-linear" else tuple(config.targets)
+    targets = () if config.targets == ALL_LINEAR else tuple(config.targets)
     return AdapterSpec(rank=config.rank, alpha=config.alpha, targets=targets, quantization=config.quantization)
 
 

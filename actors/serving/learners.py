@@ -35,7 +35,9 @@ from actors.trainer.errors import (
     TrainerError,
 )
 from actors.trainer.learning.learner import Learner
+from configs.adapter_schema import ALL_LINEAR
 from configs.limits import Limits
+from configs.model_files import HEAD
 from configs.serving import ServedBase
 
 _ALPHA: Final = 32.0
@@ -50,28 +52,18 @@ MakeBackend = Callable[[int], Awaitable[TrainBackend]]
 
 
 class BackendFactory:
-    """Makes learners of ``bases``, by the names that clients use.
-
-    ``head_stays``: models are made without an adapter of the output embedding, though clients ask for one unless they
-    say otherwise.
-    """
+    """Makes learners of ``bases``, by the names that clients use."""
 
     def __init__(
-        self, bases: Mapping[str, ServedBase], make: MakeBackend, limits: Limits, *, device: str, threads: int,
-        head_stays: bool = False,
-    ) -> None:  # fmt: skip
+        self, bases: Mapping[str, ServedBase], make: MakeBackend, limits: Limits, *, device: str, threads: int
+    ) -> None:
         """``device``, ``threads``: where backends compute, and with how many threads; 0: their service says it."""
         self._bases, self._make, self._limits = dict(bases), make, limits
-        self._device, self._threads, self._head_stays = device, threads, head_stays
+        self._device, self._threads = device, threads
 
     def check(self, spec: ModelSpec) -> None:
-        if spec.rank and spec.train_unembed and not self._head_stays:
-            raise OperationRefused(
-                "lora_config.train_unembed: true, and adapters of the output embedding are not built; ask with "
-                "train_unembed=False, or have the server started with --head-stays"
-            )
-        if spec.rank and not (spec.train_mlp or spec.train_attn):
-            raise OperationRefused("lora_config: trains nothing; set train_mlp or train_attn")
+        if spec.rank and not (spec.train_mlp or spec.train_attn or spec.train_unembed):
+            raise OperationRefused("lora_config: trains nothing; set train_mlp, train_attn or train_unembed")
 
     async def make(self, spec: ModelSpec, number: int) -> BackendLearner:
         self.check(spec)
@@ -82,7 +74,7 @@ class BackendFactory:
                 await backend.start(
                     BackendSpec(
                         model_path=base.path, dtype=base.dtype, device=self._device, threads=self._threads,
-                        seed=spec.seed, adapter=_adapter(spec),
+                        seed=spec.seed, adapter=adapter_of(spec),
                     )
                 )  # fmt: skip
             except BaseException:
@@ -95,12 +87,13 @@ class BackendFactory:
         return BackendLearner(learner, backend, self._limits.checkpoint_timeout_s)
 
 
-def _adapter(spec: ModelSpec) -> AdapterSpec | None:
+def adapter_of(spec: ModelSpec) -> AdapterSpec | None:
+    """The adapter of the parts that a client named; None: it trains the whole model."""
     if not spec.rank:
         return None
-    both = spec.train_mlp and spec.train_attn
-    targets = () if both else _MLP if spec.train_mlp else _ATTENTION
-    return AdapterSpec(rank=spec.rank, alpha=_ALPHA, targets=targets)
+    inner = (_ATTENTION if spec.train_attn else ()) + (_MLP if spec.train_mlp else ())
+    targets = (ALL_LINEAR,) if spec.train_attn and spec.train_mlp else inner
+    return AdapterSpec(rank=spec.rank, alpha=_ALPHA, targets=targets + ((HEAD,) if spec.train_unembed else ()))
 
 
 class BackendLearner:

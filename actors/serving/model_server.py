@@ -52,9 +52,7 @@ class ModelServer(Actor):
         ctx, config = self.ctx, self._config
         self._places = Places(ctx, self._args.head)
         bases = {model.name: await ctx.run_blocking(served_base, model) for model in config.models}
-        factory = BackendFactory(
-            bases, self._backend, ctx.limits, device="auto", threads=0, head_stays=config.head_stays
-        )
+        factory = BackendFactory(bases, self._backend, ctx.limits, device="auto", threads=0)
         self._server = await ctx.run_blocking(
             TinkerServer,
             Path(self._args.run_dir),

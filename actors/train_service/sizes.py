@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from actors.models.adapter import AdapterSpec
 from actors.trainer.setup import resolve_replicas
-from configs.model_files import names_experts
+from configs.adapter_schema import ALL_LINEAR
+from configs.model_files import HEAD, names_experts
 
 _HEADER_LENGTH_BYTES: Final = 8
 _HEADER_MAX_BYTES: Final = 100_000_000
@@ -70,14 +71,17 @@ def in_words(count: int) -> str:
 
 
 def _may_be_adapted(name: str, shape: list[int], adapter: AdapterSpec) -> bool:
-    """Whether the layer may get an adapter. Embeddings count too, since files do not tell them from linear layers.
+    """Whether the layer may get an adapter. Embeddings count too, since files do not tell them from linear layers, and
+    an output embedding may be tied to the input's.
 
     Experts have other names in files, one matrix for each or one tensor for all: with any of them, all count.
     """
     if ".experts." in name or len(shape) == 3:
         return len(shape) > 1 and any(map(names_experts, adapter.targets))
-    layer = name.removesuffix(".weight")
-    return len(shape) == 2 and (not adapter.targets or layer.endswith(adapter.targets))
+    layer, targets = name.removesuffix(".weight"), adapter.targets
+    is_embedding = not any(part.isdecimal() for part in layer.split("."))
+    is_named = layer.endswith(targets) or (is_embedding and HEAD in targets)
+    return len(shape) == 2 and (not targets or ALL_LINEAR in targets or is_named)
 
 
 def _shapes(path: Path) -> list[tuple[str, list[int]]]:

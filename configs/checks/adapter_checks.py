@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from configs.adapter_schema import AdapterConfig
+from configs.adapter_schema import ALL_LINEAR, AdapterConfig
 from configs.checks.model_checks import model_directory
 from configs.errors import Found
-from configs.model_files import TINY_LAYERS, ModelFileBroken, has_experts, matrices, names_experts
+from configs.model_files import HEAD, TINY_LAYERS, ModelFileBroken, has_experts, matrices, names_experts
 from configs.schema import JobConfig
 
 _TARGETS: Final = "model.adapter.targets"
@@ -41,7 +41,7 @@ def _check_experts(job: JobConfig, adapter: AdapterConfig) -> list[Found]:
     if job.rollout.engine == "vllm" and job.rollout.device == "cpu":
         wrong = "vllm, whose build for CPUs cannot compute a mixture of experts with adapters, of whatever layers"
         return [("rollout.engine", wrong, "Set it to torch, or leave model.adapter out")]
-    targets = [] if adapter.targets == "all-linear" else [target for target in adapter.targets if names_experts(target)]
+    targets = [] if adapter.targets == ALL_LINEAR else [target for target in adapter.targets if names_experts(target)]
     if not targets:
         return []
     found: list[Found] = []
@@ -78,19 +78,20 @@ def _check_quantization(job: JobConfig, *, experts: bool) -> list[Found]:
 
 def _check_targets(job: JobConfig, adapter: AdapterConfig, directory: Path, *, experts: bool) -> list[Found]:
     """Look for the targets in a local model's files; which layers are linear shows once the model is loaded."""
-    if adapter.targets == "all-linear" or not (names := _layers(job, directory, experts=experts)):
+    if adapter.targets == ALL_LINEAR or not (names := _layers(job, directory, experts=experts)):
         return []
-    # embeddings and the head, which cannot have an adapter, stand outside the model's numbered blocks
+    # embeddings and norms, which cannot have an adapter, stand outside the model's numbered blocks; so does the head
     inner = [name for name in names if any(part.isdecimal() for part in name.split("."))] or names
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in inner if not (experts and _is_experts(name))))
     return [
         (
             _TARGETS,
             f"{target!r} names no layer of {job.model.path or 'the tiny model'!r}",
-            f"It has {', '.join([*kinds, *(_EXPERTS if experts else ())])}",
+            f"It has {', '.join([*kinds, HEAD, *(_EXPERTS if experts else ())])}",
         )
         for target in adapter.targets
-        if not any(f".{name}".endswith(f".{target}") for name in names) and not (experts and names_experts(target))
+        if not any(f".{name}".endswith(f".{target}") for name in (*names, HEAD, ALL_LINEAR))
+        and not (experts and names_experts(target))
     ]
 
 

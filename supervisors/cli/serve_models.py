@@ -53,13 +53,6 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Print a key of this tenant. Repeatable; headrace keys makes further ones."),
     ] = None,
-    head_stays: Annotated[
-        bool,
-        typer.Option(
-            "--head-stays",
-            help="Make adapters without one of the output embedding, which clients ask for unless they say otherwise.",
-        ),
-    ] = False,
     devices: DeviceOption = None,
 ) -> None:
     """Serve models to programs that use the tinker client, until stopped."""
@@ -76,7 +69,7 @@ def serve(
         serving = ServingConfig(
             models=models_named(model), directory=str(dir_), host=host, port=port, tls_certificate=tls, tls_key=tls_key,
             quotas=TenantsConfig() if tenants is None else load_tenants(tenants), prometheus_port=prometheus_port,
-            samplers=workers, head_stays=head_stays,
+            samplers=workers,
         )  # fmt: skip
         service_for(serving, shared)
         for name in tenant or ():

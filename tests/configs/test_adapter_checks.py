@@ -42,11 +42,12 @@ def test_what_computes_no_adapter_is_refused_by_name(sections: dict[str, Any], f
 
 def test_a_target_that_no_file_of_the_model_names_is_refused_with_the_names_that_there_are(tmp_path: Path) -> None:
     model = {"source": "hf", "path": str(make_tiny_checkpoint(tmp_path / "model"))}
-    [(field, wrong, fix)] = check_adapter(job({"targets": ["q_proj", "0.mlp.up_proj", "proj"]}, model=model))
+    [(field, wrong, fix)] = check_adapter(job({"targets": ["q_proj", "0.mlp.up_proj", "proj", "lm_head"]}, model=model))
     assert (field, wrong.split()[0]) == ("model.adapter.targets", "'proj'")
     assert "down_proj" in fix
-    assert "embed" not in fix and "lm_head" not in fix, "what is offered can have an adapter"
-    assert check_adapter(job({"targets": "all-linear"}, model=model)) == []
+    assert "embed" not in fix, "what is offered can have an adapter"
+    for targets in ("all-linear", ["all-linear", "lm_head"]):
+        assert check_adapter(job({"targets": targets}, model=model)) == []
 
 
 EXPERTS = {"source": "tiny", "experts": 4}
@@ -95,7 +96,7 @@ def test_experts_may_be_targets_by_the_names_that_they_have_once_loaded(tmp_path
     assert check_adapter(job(targets, model=model)) == []
     [(_, wrong, fix)] = check_adapter(job({"targets": ["shared_experts.down_proj"]}, model=model))
     assert "'shared_experts.down_proj' names no layer" in wrong
-    assert fix == "It has gate, k_proj, o_proj, q_proj, v_proj, experts.gate_up_proj, experts.down_proj"
+    assert fix == "It has gate, k_proj, o_proj, q_proj, v_proj, lm_head, experts.gate_up_proj, experts.down_proj"
 
 
 def test_a_target_is_looked_for_in_a_tiny_model_and_in_one_that_the_cache_of_the_hub_has(

@@ -1,6 +1,6 @@
 """Log-probabilities and entropies of chosen tokens, with their gradients, in blocks of rows.
 
-    hidden[U, H], weight[V, H] ─ a block of rows ─▶ h Wᵀ ─┐
+    hidden[U, H], weight[V, H] ─ a block of rows ─▶ h Wᵀ ─┐   with an adapter: h Wᵀ + low upᵀ
     or logits[U, V], all in one block ────────────────────┴─ some rows ─▶ cap tanh(scale · / cap) / temperature = z
     z ─┬─▶ log p(target), float32[N]       d log p / d z = (target) - p
        └─▶ entropy H, float32[N]           d H / d z = -p (log p + H)
@@ -40,7 +40,10 @@ class Reading:
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Computes log-probabilities and entropies of chosen tokens in float32, from hidden states or logits."""
+    """Computes log-probabilities and entropies of chosen tokens in float32, from hidden states or logits.
+
+    ``low`` [U, rank] and ``up`` [V, rank], both or none, are an adapter's part of the logits.
+    """
 
     BLOCK_BYTES = 1 << 28
     """Logits that one product gives. With fewer the products are slower."""
@@ -51,13 +54,20 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, states: Tensor, weight: Tensor | None, rows: Tensor, targets: Tensor, reading: Reading
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor | None,
+        rows: Tensor,
+        targets: Tensor,
+        reading: Reading,
+        low: Tensor | None = None,
+        up: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         normalisers, entropies = states.new_empty((2, states.shape[0]), dtype=torch.float32)
         picked = torch.zeros(targets.shape[0], dtype=torch.float32, device=states.device)
         kept: list[Tensor] = []
         for block in _blocks(states, weight):
-            raw = states if weight is None else linear(states[block], weight)
+            raw = states if weight is None else _logits(states[block], weight, low, up, block)
             for some in _few(raw):
                 logs = _scaled(raw[some], reading)
                 maxima = logs.amax(dim=-1)
@@ -73,7 +83,7 @@ class TokenLogprobs(torch.autograd.Function):
                 kept.append(raw)
                 while sum(one.numel() for one in kept) > TokenLogprobs.KEPT_ELEMENTS:
                     del kept[0]
-        ctx.save_for_backward(states, weight, rows, targets, normalisers, entropies, *kept)
+        ctx.save_for_backward(states, weight, rows, targets, normalisers, entropies, low, up, *kept)
         ctx.reading = reading
         token_entropies = entropies[rows]
         if not reading.learns_entropy:
@@ -83,8 +93,8 @@ class TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        states, weight, rows, targets, normalisers, entropies, *kept = ctx.saved_tensors
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, Tensor | None, Tensor | None]:
+        states, weight, rows, targets, normalisers, entropies, low, up, *kept = ctx.saved_tensors
         reading: Reading = ctx.reading
         needs_states, needs_weight, *_ = ctx.needs_input_grad
         factor = reading.scale / reading.temperature
@@ -97,11 +107,13 @@ class TokenLogprobs(torch.autograd.Function):
         by_weight = None
         if needs_weight and (by_weight := reading.gradient_into) is None:
             by_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        by_low = None if low is None else torch.empty_like(low)
+        by_up = None if up is None else torch.zeros(up.shape, dtype=torch.float32, device=up.device)
         for block in reversed(list(_blocks(states, weight))):
             raw: Any = states
             by_raw: Any = by_states
             if weight is not None:
-                raw = by_raw = kept.pop() if kept else linear(states[block], weight)
+                raw = by_raw = kept.pop() if kept else _logits(states[block], weight, low, up, block)
             for some in _few(raw):
                 place = slice(block.start + some.start, block.start + some.stop)
                 surprise = None if spread is None else (spread[place, None], entropies[place, None])
@@ -115,10 +127,14 @@ class TokenLogprobs(torch.autograd.Function):
                 by_states[block] = linear(by_raw, weight.t())
             if by_weight is not None:
                 _add_product(by_weight, by_raw, states[block])
+            if low is not None and up is not None and by_low is not None and by_up is not None:
+                by_low[block] = linear(by_raw, up.t())
+                _add_product(by_up, by_raw, low[block])
             raw = by_raw = None  # free the block before the next one is made
         if by_weight is reading.gradient_into:
             by_weight = None  # it is where it belongs
-        return by_states, None if by_weight is None else by_weight.to(states.dtype), None, None, None
+        by_weight, by_up = (None if part is None else part.to(states.dtype) for part in (by_weight, by_up))
+        return by_states, by_weight, None, None, None, by_low, by_up
 
 
 def _blocks(states: Tensor, weight: Tensor | None) -> Iterator[slice]:
@@ -127,6 +143,11 @@ def _blocks(states: Tensor, weight: Tensor | None) -> Iterator[slice]:
         return iter([slice(0, count)])
     size = max(1, TokenLogprobs.BLOCK_BYTES // states.itemsize // weight.shape[0])
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _logits(states: Tensor, weight: Tensor, low: Tensor | None, up: Tensor | None, block: slice) -> Tensor:
+    raw = linear(states, weight)
+    return raw if low is None or up is None else raw.addmm_(low[block], up.t())
 
 
 def _few(raw: Tensor) -> Iterator[slice]:

@@ -38,7 +38,7 @@ def snapshots(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
     return [
         None,
         write_adapter(root / "1", base, rank=1, seed=1),
-        write_adapter(root / "4", base, rank=4, targets=("q_proj", "v_proj"), seed=2),
+        write_adapter(root / "4", base, rank=4, targets=("q_proj", "lm_head"), seed=2),
         write_adapter(root / "16", base, rank=16, targets=("down_proj", "up_proj", "o_proj"), seed=3),
         make_tiny_checkpoint(root / "whole", seed=4),
     ]
@@ -134,8 +134,8 @@ async def test_the_end_token_ends_a_sequence_if_stop_is_not_said_and_nothing_doe
 async def test_prompts_have_the_scores_of_the_trainer_that_made_the_snapshot(
     base: Path, sampler: SnapshotSampler, tmp_path: Path
 ) -> None:
-    backend = TorchBackend()
-    await backend.start(BackendSpec(model_path=base, adapter=AdapterSpec(rank=4, alpha=8.0), learning_rate=0.02))
+    adapter, backend = AdapterSpec(rank=4, alpha=8.0, targets=("all-linear", "lm_head")), TorchBackend()
+    await backend.start(BackendSpec(model_path=base, adapter=adapter, learning_rate=0.02))
     await train(backend)
     (tmp_path / "snapshot").mkdir()
     await backend.export_checkpoint(tmp_path / "snapshot")

@@ -15,7 +15,7 @@ from actors.core.system import ActorSystem
 from actors.core.watch import Down
 from actors.protocol.datums import Datum
 from actors.protocol.training import AdamStep
-from actors.serving.learners import BackendFactory, BackendLearner
+from actors.serving.learners import BackendFactory, BackendLearner, adapter_of
 from actors.tinker.errors import LearnerBusy, LearnerLost, OperationRefused
 from actors.tinker.learner import ModelSpec
 from actors.train_service.errors import NoSlice, NotYours
@@ -31,6 +31,7 @@ from tests.simulated import run_simulated
 from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
 
+PARTS = ("train_attn", "train_mlp", "train_unembed")
 BASE = ServedBase(path=Path("m"), vocabulary=64, context_tokens=32)
 
 
@@ -206,6 +207,26 @@ def test_what_the_service_can_never_do_is_the_clients_to_know(tmp_path: Path) ->
             await wrong.make(ModelSpec(base_model="base", rank=0, seed=0), 1)
 
     play(tmp_path, scenario)
+
+
+def test_an_adapter_is_of_the_parts_that_a_client_names() -> None:
+    def spec(**parts: bool) -> ModelSpec:
+        return ModelSpec(base_model="base", rank=4, seed=0, **(dict.fromkeys(PARTS, False) | parts))
+
+    for parts, targets in (
+        ({"train_unembed": True}, ("lm_head",)),
+        ({"train_attn": True}, ("q_proj", "k_proj", "v_proj", "o_proj")),
+        ({"train_mlp": True, "train_unembed": True}, ("gate_proj", "up_proj", "down_proj", "lm_head")),
+        ({"train_attn": True, "train_mlp": True}, ("all-linear",)),
+    ):
+        adapter = adapter_of(spec(**parts))
+        assert adapter is not None and adapter.targets == targets
+    with pytest.raises(OperationRefused, match="trains nothing"):
+        BackendFactory({}, _never_made, DEFAULT_LIMITS, device="cpu", threads=1).check(spec())
+
+
+async def _never_made(number: int) -> TrainBackend:
+    raise AssertionError(f"model {number} is only checked")
 
 
 async def _never(*_: object, **__: object) -> tuple[float, float]:

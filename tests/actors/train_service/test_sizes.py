@@ -19,6 +19,7 @@ from configs.adapter_schema import AdapterConfig
 from configs.services import ServiceConfig
 from supervisors.sharing.admission import trained_bytes
 from tests.smallest_job import smallest_job
+from tests.tiny_checkpoint import make_tiny_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,19 @@ def test_the_state_of_an_adapter_is_the_adapters_alone(tmp_path: Path) -> None:
     model = job.model.model_copy(update={"adapter": AdapterConfig(rank=2, targets=["q"])})
     adapted = trained_bytes(job.model_copy(update={"model": model}), tmp_path, [])
     assert (whole, adapted) == ((64 * 32 + 32 * 128 + 32) * 16, 2 * (64 + 32) * 16)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("targets", [("lm_head",), ("all-linear", "lm_head")])
+def test_an_adapter_of_a_head_that_is_in_no_file_is_reckoned_too(
+    tmp_path: Path, targets: tuple[str, ...], tied: bool
+) -> None:
+    make_tiny_checkpoint(tmp_path, tied=tied)
+    model = load_model(tmp_path, BackendSpec(model_path=tmp_path)).requires_grad_(False)
+    spec = AdapterSpec(rank=4, alpha=4.0, targets=targets)
+    add_adapter(model, spec, Switch(), seed=0)
+    takes = sum(own.numel() for own in model.parameters() if own.requires_grad)
+    assert takes <= parameters_of(tmp_path, spec) <= 2 * takes
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])

@@ -6,7 +6,8 @@
 
 Invariants
 - Fused matrices own the storage and the module's parameters are views of them, so a weight load in place needs no
-  second copy. Only the stacked q/k norms are derived, and ``weights_changed`` renews them.
+  second copy. Only the stacked q/k norms are derived, and ``weights_changed`` renews them; it also sees whether the
+  head has got a weight of its own.
 - On the CPU, in float32 and with one thread, a row's logits are the same bits whatever else is in the batch. BLAS takes
   other kernels for few rows or columns, and attention for a ragged last block: therefore matmuls have at least
   ``least_rows`` rows, decoding reads at least ``SHORTEST_SPAN`` columns, and prefill widths are multiples of
@@ -141,6 +142,7 @@ class FusedDecoder:
         """Adapters of the rows that are computed."""
         body, config = model.model, model.config
         self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._lm_head = model.lm_head
         self._embed, self._head = body.embed_tokens.weight.detach(), model.lm_head.weight.detach()
         self._head_parts = [Part("lm_head", 0, len(self._head))]
         self._norm, self._eps = body.norm.weight.detach(), config.rms_norm_eps
@@ -177,6 +179,10 @@ class FusedDecoder:
     def weights_changed(self) -> None:
         for layer in self._layers:
             layer.renew()
+        if self._lm_head.weight.data_ptr() != self._head.data_ptr():  # it was tied, and has got an adapter
+            self._head = self._lm_head.weight.detach()
+            if self._graphs is not None:
+                self._graphs.clear()
 
     def clear(self) -> None:
         self._rows = 0

@@ -6,8 +6,9 @@ A step of a small model is a thousand kernels of a few microseconds each. Launch
 long as running them takes the GPU.
 
 Invariants
-- A graph reads and writes the addresses that it was recorded with: those of the weights, which never move, and of the
-  cache. When the cache has moved (``place``), all graphs are forgotten before any is replayed.
+- A graph reads and writes the addresses that it was recorded with: of the weights and of the cache. Weights stay where
+  they are; the decoder forgets all graphs where one has moved. When the cache has moved (``place``), all are forgotten
+  before any is replayed.
 - A replayed step computes what the recorded one did, kernel by kernel.
 - The result is overwritten by the next step.
 """

@@ -6,7 +6,8 @@ Invariants
 - A tied parameter may come under any of its names; each distinct parameter must come at least once.
 - A version that is an adapter sets the layers to W + scale · B A, with a W that was kept before the first adapter: so
   no version depends on the ones before. Merged, a token costs no more than without an adapter; the price is a second
-  copy of the adapted matrices. In bfloat16 the sum is rounded once, so engine and trainer differ by the rounding of a
+  copy of the adapted matrices. An output embedding with an adapter is no longer tied to the input's, which is then
+  that copy. In bfloat16 the sum is rounded once, so engine and trainer differ by the rounding of a
   weight.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.models.adapted_layers import AdaptedWeight
+from actors.models.adapted_layers import AdaptedWeight, untie
 from actors.models.adapter import AdapterSpec, tensor_names
 from actors.rollout.engine import WeightTensors
 from actors.rollout.engines.adapter_tensors import AdapterTensors
@@ -101,7 +102,8 @@ class AdaptedWeights:
         expected = AdapterTensors.of_model(self._model, spec, str(self._model.dtype).removeprefix("torch."))
         for layer in expected.layers.values():
             if layer.name not in self._own:
-                self._own[layer.name] = layer, layer.weight.detach().clone()
+                own = layer.weight.detach()
+                self._own[layer.name] = layer, own if untie(self._model, layer) else own.clone()
         return expected
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +28,7 @@ from actors.models.adapter import A, AdapterSpec, B
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.torch.causal_lm import load_model
 from actors.trainer.backends.torch.layers.adapted_experts import AdaptedExperts
+from actors.trainer.backends.torch.layers.adapted_linear import adapt
 from actors.trainer.backends.torch.layers.four_bits import Packed, pack_linears, use_packed
 from actors.trainer.errors import ModelNotLoadable
 
@@ -118,7 +119,7 @@ def add_adapter(model: nn.Module, adapter: AdapterSpec, switch: Switch, *, seed:
         if layer.experts:
             of_experts.setdefault(id(layer.owner), {})[layer.key] = layer, beside
         else:
-            layer.owner.forward = _adapted(layer.owner, layer.owner.forward, adapter.scale, switch)
+            adapt(layer.owner, adapter.scale, lambda: switch.on)
     for adapters in of_experts.values():
         owner = next(iter(adapters.values()))[0].owner
         owner.forward = AdaptedExperts(owner, adapters, adapter.scale, lambda: switch.on)
@@ -155,17 +156,3 @@ def _check_experts(model: Any, switch: Switch) -> None:
             f"{apart:.2g}: its experts compute in a way of their own. Adapt other layers, or train the whole model "
             "(without model.adapter)"
         )
-
-
-def _adapted(
-    layer: nn.Linear, forward: Callable[[Tensor], Tensor], scale: float, switch: Switch
-) -> Callable[..., Tensor]:
-    a, b = getattr(layer, A), getattr(layer, B)
-
-    def call(x: Tensor) -> Tensor:
-        y = forward(x)
-        if not switch.on:
-            return y
-        return y + scale * nn.functional.linear(nn.functional.linear(x, a.weight), b.weight)
-
-    return call

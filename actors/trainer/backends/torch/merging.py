@@ -1,5 +1,7 @@
 """Merges an adapter into a whole model: every W of its layers becomes W + scale · B A, the rest is the base's.
 
+An output embedding with an adapter is no longer tied to the input embedding.
+
     CHECKPOINT (adapter_config.json) ─ names, with its hash ─▶ base ─▶ OUT.partial ── renamed, once whole ──▶ OUT
 
 The sum is computed in float32, and rounded once to the base's own dtype.
@@ -14,9 +16,9 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from actors.models.adapted_layers import chosen, expert_weights, linear_layers, placed
+from actors.models.adapted_layers import chosen, expert_weights, linear_layers, output_embedding, placed, untie
 from actors.models.adapter import CONFIG_FILE, TENSOR_FILE, A, base_identity, layer_of, tensor_names
 from actors.models.model_errors import brief, passes
 from actors.models.whole_model import load_whole
@@ -109,16 +111,18 @@ def _load(path: Path) -> Any:
 
 
 @torch.no_grad()
-def _add(model: nn.Module, tensors: dict[str, Tensor], config: dict[str, Any], directory: Path) -> int:
+def _add(model: Any, tensors: dict[str, Tensor], config: dict[str, Any], directory: Path) -> int:
     """Add the adapter to the weights; returns how many of them have one."""
     experts = chosen(expert_weights(model), tuple(config.get("target_parameters") or ()))
-    known = linear_layers(model) | placed(experts)
+    known = linear_layers(model) | output_embedding(model) | placed(experts)
     layers = [layer_of(name) for name in tensors if name.endswith(f".{A}.weight")]
     for layer in layers:
         a, b = (tensors.get(name) for name in tensor_names(layer))
         adapted = known.get(layer)
         if adapted is None or a is None or b is None or (a.shape, b.shape) != adapted.shapes(config["r"]):
             raise CannotMerge(f"{directory / TENSOR_FILE}: {layer!r} is no linear layer of that shape in its base")
+        if untie(model, adapted):
+            model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
         scale = config["lora_alpha"] / config["r"]
         adapted.weight.copy_(adapted.adapted(adapted.weight.float(), a.float(), b.float(), scale))
     if 2 * len(layers) != len(tensors) or not layers:

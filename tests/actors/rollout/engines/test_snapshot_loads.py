@@ -26,7 +26,9 @@ SPECS = {
     "one": AdapterSpec(rank=1, alpha=2.0),
     "four": AdapterSpec(rank=4, alpha=8.0, targets=("q_proj", "down_proj")),
     "sixteen": AdapterSpec(rank=16, alpha=32.0, targets=("up_proj",)),
+    "head": AdapterSpec(rank=2, alpha=4.0, targets=("up_proj", "lm_head")),
 }
+"""The head of the model is its input embedding, which stays as it is beside the head's adapter."""
 Tensors = dict[str, np.ndarray]
 
 
@@ -77,7 +79,7 @@ async def test_an_adapter_of_any_shape_gives_what_an_engine_of_its_own_gives_wha
     base: Path, engine: TorchEngine, adapters: dict[str, Tensors]
 ) -> None:
     bare = await said(engine)
-    for version, name in enumerate(["one", "sixteen", "four", "one", "four"], 1):
+    for version, name in enumerate(["one", "sixteen", "head", "four", "one", "head", "four"], 1):
         await load(engine, name, adapters[name], version)
         assert engine.policy_version == version
         decoder = str(engine._started().options["decoder"])
@@ -97,14 +99,15 @@ async def test_a_whole_model_can_be_loaded_with_adapters_beside_it_and_the_first
 ) -> None:
     other = make_tiny_checkpoint(tmp_path / "other", seed=3)
     bare = await said(engine)
-    await load(engine, "four", adapters["four"], 1)
+    await load(engine, "head", adapters["head"], 1)
     await engine.load_model(other, 2)
     alone = await started(other, str(engine._started().options["decoder"]))
     assert same(await said(engine), await said(alone))
-    await load(engine, "one", adapters["one"], 3)
-    await load(alone, "one", adapters["one"], 3)
-    assert same(await said(engine), await said(alone)), "an adapter stands beside the model that was loaded last"
-    await engine.load_model(base, 4)
+    for version, name in enumerate(("one", "head"), 3):
+        await load(engine, name, adapters[name], version)
+        await load(alone, name, adapters[name], version)
+        assert same(await said(engine), await said(alone)), "an adapter stands beside the model that was loaded last"
+    await engine.load_model(base, 5)
     assert same(await said(engine), bare)
     await alone.close()
 

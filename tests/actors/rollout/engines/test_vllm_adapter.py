@@ -57,6 +57,32 @@ async def test_each_version_is_sampled_as_it_was_trained_also_behind_a_prompt_th
     await backend.close()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("tied", [True, False])
+async def test_a_head_is_sampled_as_it_was_trained(tmp_path: Path, tied: bool) -> None:
+    path = make_tiny_checkpoint(tmp_path / "model", hidden=64, heads=2, kv_heads=1, tied=tied)
+    adapter = AdapterSpec(rank=4, alpha=8.0, targets=("all-linear", "lm_head"))
+    backend, engine = await started(path, adapter=adapter), VllmEngine()
+    await engine.start(EngineSpec(model_path=path, adapter=adapter, max_running=4, max_context_tokens=96))
+    await train(backend)
+    manifest, tensors = await published(backend, tmp_path / "segment")
+    dtypes = {entry.name: entry.dtype for entry in manifest.tensors}
+    await engine.load_weights(tensors, dtypes, 1, in_flight="recompute")
+    sample = (await run(engine, ask(1, max_tokens=12)))[1]
+    np.testing.assert_allclose(sample.logprobs, await scores_of(backend, sample.tokens), atol=1e-4)
+    await engine.close()
+    await backend.close()
+
+
+@pytest.mark.long
+async def test_a_family_in_which_vllm_has_no_adapter_of_the_head_is_refused_by_name(tmp_path: Path) -> None:
+    path = make_tiny_checkpoint(tmp_path, hidden=64, heads=2, kv_heads=1, architecture="qwen2")
+    engine, adapter = VllmEngine(), AdapterSpec(rank=4, alpha=8.0, targets=("q_proj", "lm_head"))
+    with pytest.raises(ModelUnreadable, match="vLLM has no adapters for lm_head of Qwen2ForCausalLM, only for"):
+        await engine.start(EngineSpec(model_path=path, adapter=adapter, max_running=4, max_context_tokens=96))
+    await engine.close()
+
+
 def test_a_rank_gets_the_least_room_that_it_fits_into_and_one_that_fits_into_none_is_refused() -> None:
     assert lora_arguments(AdapterSpec(rank=12, alpha=1.0))["max_lora_rank"] == 16
     with pytest.raises(ModelUnreadable, match=r"model\.adapter\.rank is 600, and vLLM serves at most 512"):

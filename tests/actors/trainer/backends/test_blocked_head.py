@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.func import functional_call
 
+from actors.models.adapter import AdapterSpec
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
+from actors.trainer.backends.torch.adapter import Switch, add_adapter
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.torch.flat import FlatParameters
 from actors.trainer.backends.torch.layers import blocked_head
@@ -46,6 +49,9 @@ SCALED: dict[str, dict[str, Any]] = {
 """Families that do nothing with their logits, cap them, multiply them, divide them, or scale what the head is given."""
 
 
+ADAPTER = AdapterSpec(rank=3, alpha=6.0, targets=("q_proj", "lm_head"))
+
+
 @pytest.fixture(autouse=True)
 def few_rows_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven blocks or so, of which two are kept, and people are told what they were told before."""
@@ -71,6 +77,17 @@ def loaded(path: Path, dtype: str = "float32", **changes: Any) -> Any:
     return load_model(path, BackendSpec(model_path=path, dtype=dtype, **changes))
 
 
+def adapted(path: Path) -> Any:
+    """The frozen model with an adapter of its head and of a layer below, which moves its logits."""
+    model = loaded(path).requires_grad_(False)
+    add_adapter(model, ADAPTER, Switch(), seed=0)
+    torch.manual_seed(1)
+    for name, own in model.named_parameters():
+        if name.endswith("lora_B.weight"):
+            own.data.normal_(std=0.3)
+    return model
+
+
 def family(name: str, special: dict[str, Any], directory: Path) -> Path:
     make_model(name, {**special, "vocab_size": 100}, directory)
     return directory
@@ -81,10 +98,33 @@ def answered(logits: ResponseLogits, temperature: float = 1.0) -> tuple[Tensor, 
     batch = some_batch()
     logits.model.zero_grad(set_to_none=True)
     logprobs, entropies = logits(batch, response_positions(batch)).logprobs(temperature, learns_entropy=True)
-    weight = torch.linspace(-1.0, 2.0, len(logprobs))
-    ((logprobs * weight).sum() + (entropies * weight.flip(0)).sum()).backward()  # type: ignore[no-untyped-call]
+    mixture(logprobs, entropies).backward()  # type: ignore[no-untyped-call]
     found = {name: own.grad for name, own in logits.model.named_parameters()}
     return logprobs.detach(), entropies.detach(), {name: g for name, g in found.items() if g is not None}
+
+
+def mixture(logprobs: Tensor, entropies: Tensor) -> Tensor:
+    weight = torch.linspace(-1.0, 2.0, len(logprobs))
+    return (logprobs * weight).sum() + (entropies * weight.flip(0)).sum()
+
+
+def from_dense_weights(path: Path, model: Any, temperature: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """As ``answered``, from the bare model with W + scale · B A in place of each W that ``model`` adapts."""
+    own = {name: part.detach().requires_grad_() for name, part in model.named_parameters() if part.requires_grad}
+    layers = dict.fromkeys(name.removesuffix(".lora_A.weight").removesuffix(".lora_B.weight") for name in own)
+    dense = {
+        f"{layer}.weight": model.get_submodule(layer).weight
+        + ADAPTER.scale * own[f"{layer}.lora_B.weight"] @ own[f"{layer}.lora_A.weight"]
+        for layer in layers
+    }
+    ids = torch.from_numpy(some_batch().input_ids.astype(np.int64))
+    where = torch.from_numpy(response_positions(some_batch()))
+    inputs = {"input_ids": ids, "use_cache": False}
+    logits = functional_call(loaded(path), dense, kwargs=inputs, tie_weights=False).logits
+    logs = torch.log_softmax(logits[:, :-1][where[:, 1:]] / temperature, dim=-1)
+    logprobs, entropies = logs.gather(-1, ids[where][:, None])[:, 0], -(logs.exp() * logs).sum(-1)
+    mixture(logprobs, entropies).backward()  # type: ignore[no-untyped-call]
+    return logprobs.detach(), entropies.detach(), {n: p.grad for n, p in own.items() if p.grad is not None}
 
 
 def whole(logits: ResponseLogits) -> ResponseLogits:
@@ -149,14 +189,19 @@ def test_the_gradient_of_a_weight_is_added_to_its_sum_and_is_nowhere_else() -> N
     torch.testing.assert_close(total, weight.grad + 1.0)
 
 
-def test_what_is_kept_for_the_backward_pass_is_as_much_however_many_rows_there_are() -> None:
+@pytest.mark.parametrize("rank", [0, 3])
+def test_what_is_kept_for_the_backward_pass_is_as_much_however_many_rows_there_are(rank: int) -> None:
+    """Beside the function's arguments, among which are an adapter's two."""
     kept: list[int] = []
     for count in (40, 444):
         sizes: list[int] = []
         hidden, weight = torch.randn(count, 5, requires_grad=True), torch.randn(100, 5)
+        both = (torch.randn(count, rank), torch.randn(100, rank)) if rank else ()
+        targets = torch.zeros(count, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t):
-            TokenLogprobs.apply(hidden, weight, torch.arange(count), torch.zeros(count, dtype=torch.int64), Reading())
-        kept.append(sum(size for size in sizes if size not in (hidden.numel(), weight.numel(), count)))
+            TokenLogprobs.apply(hidden, weight, torch.arange(count), targets, Reading(), *both)
+        given = {one.numel() for one in (hidden, weight, targets, *both)}
+        kept.append(sum(size for size in sizes if size not in given))
     assert kept == [800, 800]
 
 
@@ -229,12 +274,29 @@ def test_a_head_with_a_bias_takes_whole_logits_and_people_are_told_once(tmp_path
     assert [line["why"] for line in told] == ["its head has a bias"]
 
 
-def test_a_head_with_an_adapter_takes_whole_logits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "cohere", "granite", "phi"])
+def test_a_head_with_an_adapter_gives_the_gradients_of_dense_weights_and_whole_logits(
+    tmp_path: Path, name: str, tied: bool
+) -> None:
+    """Of A and B, and of an adapter below, which hidden states lead to; phi's head has a bias, and takes no blocks."""
+    special = SCALED.get(name, {"num_key_value_heads": 4})
+    path = family(name, {**special, "tie_word_embeddings": tied}, tmp_path)
+    model = adapted(path)
+    wanted = from_dense_weights(path, model, 0.8)
+    logits = ResponseLogits(model, "cpu")
+    assert logits.blocked_head is not None and logits.blocked_head.by_blocks == (name != "phi")
+    found = answered(logits, 0.8)
+    assert {"lm_head.lora_A.weight", "lm_head.lora_B.weight"} < found[2].keys()
+    assert_same(found, wanted)
+
+
+def test_a_head_with_an_unknown_adapter_takes_whole_logits(tmp_path: Path) -> None:
     model = loaded(make_tiny_checkpoint(tmp_path, tied=False))
     model.lm_head.lora_A = torch.nn.Linear(32, 2, bias=False)
     with capture_logs() as told:
         assert not takes_blocks(model)
-    assert told[0]["why"] == "its head has an adapter"
+    assert told[0]["why"] == "its head has parts of its own"
 
 
 def test_between_questions_the_head_gives_logits(tmp_path: Path) -> None:
@@ -276,13 +338,18 @@ def test_the_gradient_of_the_head_is_summed_in_float32_also_where_backward_passe
     assert not bool(total.any())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "cohere"])
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [("llama", loaded), ("gemma2", loaded), ("cohere", loaded), ("llama", adapted), ("cohere", adapted)],
+)
 @pytest.mark.usefixtures("world_of_one")
-def test_a_sharded_head_gives_the_gradients_of_whole_logits(tmp_path: Path, name: str) -> None:
+def test_a_sharded_head_gives_the_gradients_of_whole_logits(
+    tmp_path: Path, name: str, load: Callable[[Path], Any]
+) -> None:
     """Its weight is freed between the passes: the backward pass has to have it gathered again."""
     path = family(name, {**SCALED[name], "tie_word_embeddings": name != "llama"}, tmp_path)
-    expected = answered(whole(ResponseLogits(loaded(path), "cpu")))
-    model = loaded(path)
+    expected = answered(whole(ResponseLogits(load(path), "cpu")))
+    model = load(path)
     how: dict[str, Any] = {"reshard_after_forward": True, "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}
     for layer in model.model.layers:
         fully_shard(layer, **how)

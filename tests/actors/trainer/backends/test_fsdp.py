@@ -140,7 +140,7 @@ def floats(data: bytes) -> np.ndarray:
         ({"architecture": "llama", "tied": False, "heads": 1, "kv_heads": 1}, {"replicas": 2}),
         ({"architecture": "gpt2", "hidden": 36}, {"max_grad_norm": 0.1}),
         ({"architecture": "gemma2"}, {"needs_reference": True}),
-        ({}, {"adapter": AdapterSpec(rank=3, alpha=6.0)}),
+        ({}, {"adapter": AdapterSpec(rank=3, alpha=6.0, targets=("all-linear", "lm_head"))}),
         ({}, {"adapter": THIN, "recompute": "whole", "replicas": 2}),
     ],
 )

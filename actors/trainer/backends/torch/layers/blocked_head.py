@@ -10,8 +10,8 @@ sharded, that is what gathers its weights again for the backward pass.
 
 Invariants
 - At the start an example goes both ways, with hidden states so large that a soft cap shows. Where they differ, where
-  the model wants something else of its head, and where the head is more than a matrix, logits are made whole, and
-  people are told so.
+  the model wants something else of its head, and where the head is more than a matrix with an adapter or without,
+  logits are made whole, and people are told so.
 - Between questions the model is as it was: its head gives logits.
 """
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.trainer.backends.torch.flat import GradientSums
+from actors.trainer.backends.torch.layers.adapted_linear import factors_of
 from actors.trainer.learning.token_logprobs import Reading, TokenLogprobs, token_logprobs, used_temperature
 
 log = structlog.get_logger("headrace.trainer")
@@ -63,6 +64,7 @@ class BlockedHead:
     def __init__(self, model: Any, sums: GradientSums | None = None) -> None:
         self._model, self._head = model, model.get_output_embeddings()
         self._own_head, self._own_model = self._head.forward, model.forward
+        self._factors = factors_of(self._head)
         self._gradient_into = None if sums is None else sums.of(self._head.weight)
         self._question: Question | None = None
         self._reading = Reading()
@@ -134,7 +136,8 @@ class BlockedHead:
             learns_entropy=question.learns_entropy,
         )
         weight, flat = self._head.weight, hidden.reshape(-1, hidden.shape[-1])
-        both: Any = TokenLogprobs.apply(flat, weight, question.rows, question.targets, reading)
+        low, up = (None, None) if self._factors is None else self._factors(flat)
+        both: Any = TokenLogprobs.apply(flat, weight, question.rows, question.targets, reading, low, up)
         self._answer = torch.stack(both)[None]
         return hidden.new_zeros(1, 1, 1)
 
@@ -156,13 +159,13 @@ def readings(config: Any) -> Iterator[Reading]:
 
 
 def _more_than_a_matrix(head: nn.Module) -> str:
-    """What a head has besides its weight, empty if nothing."""
+    """What a head has besides its weight and an adapter of ours, empty if nothing."""
     if type(head) is not nn.Linear:
         return f"its head is a {type(head).__name__}"
     if head.bias is not None:
         return "its head has a bias"
-    if next(head.children(), None) is not None:
-        return "its head has an adapter"
+    if next(head.children(), None) is not None and factors_of(head) is None:
+        return "its head has parts of its own"
     return ""
 
 

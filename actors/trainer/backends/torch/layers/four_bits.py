@@ -9,7 +9,7 @@ Invariants
 - Packing what was rounded loses nothing, so trainer and engines have the same weights; what was not rounded is refused.
 - A layer multiplies by its weight in ``model.dtype``, unpacked for that moment: the result is the rounded model's.
 
-The embedding and the head, which have no adapters, keep their numbers. The scales are not quantised in their turn:
+The embedding and the head keep their numbers. The scales are not quantised in their turn:
 ``round_linears`` would then no longer be without loss.
 """
 
