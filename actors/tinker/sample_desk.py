@@ -160,7 +160,10 @@ class SampleDesk:
             async with asyncio.timeout(self._limits.tinker_log_s):
                 await asyncio.shield(storing)
         if (task := self._tasks.get((row.id, seq))) is not None:
-            await self._log.settle(row.id, seq, op.Failed("the client has cancelled it", of_user=True))
+            answer = op.Failed("the client has cancelled it", of_user=True)
+            spent = Stopwatch().spent(row.tenant, row.origin, answer)
+            await self._log.settle(row.id, seq, answer, spent)
+            self._events.operation("sample", seq, answer, spent)
             await self._stop([task])
             self._answered(row.id, seq)
 
