@@ -20,7 +20,6 @@ from aiohttp import web
 from actors.rollout.engine import EngineSpec
 from actors.sampling.sampler import SamplerSetup, SnapshotSampler
 from actors.tinker.errors import LogFailed
-from actors.tinker.server import TinkerServer
 from actors.tinker.service import ServedModel
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.model_files import positions, text_config
@@ -65,6 +64,8 @@ async def serve(
         EngineUnavailable, ModelUnreadable: a model cannot be served.
         OSError: the port is taken.
     """
+    from actors.tinker.server import TinkerServer  # it needs the client's message types
+
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
