@@ -1,4 +1,4 @@
-"""A tiny model that was taught a little addition: it knows how to answer ``What is 3 + 4?``, and seldom the sum."""
+"""A tiny model that was taught a little addition: half of the time it rambles, else it answers near the sum."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 _NUMBERS = [f" {number}" for number in range(201)]
 _WORDS = ["User", "Assistant", ":", " What", " is", " +", "?", "\n\n"]
 _WIDTH = 64
+_END, _RAMBLING = "\n\nUser:", " is is is is"
+"""Of an answer, the second as long as a number with its end."""
 _SHOWN = "User: What is 4 + 5?\n\nAssistant: 9\n\n"
 
 
@@ -35,15 +37,16 @@ def make_arithmetic_model(path: Path, *, steps: int, batch: int = 128) -> Path:
         for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
             weight[first : first + len(_NUMBERS)] = waves
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    answer = len(tokenizer.encode(" 9\n\nUser:"))
+    answer_tokens = len(tokenizer.encode(_RAMBLING))
     for _ in range(steps):
-        texts = [
-            f"{_SHOWN}User: What is {x} + {y}?\n\nAssistant: {x + y}\n\nUser:"
-            for x, y in torch.randint(0, 101, (batch, 2)).tolist()
+        answers = [
+            (x, y, f" {x + y}{_END}" if number % 2 else _RAMBLING)
+            for number, (x, y) in enumerate(torch.randint(0, 101, (batch, 2)).tolist())
         ]
+        texts = [f"{_SHOWN}User: What is {x} + {y}?\n\nAssistant:{answer}" for x, y, answer in answers]
         tokens = torch.tensor([tokenizer.encode(text) for text in texts])
-        logits = model(input_ids=tokens).logits[:, -answer - 1 : -1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, -answer:].flatten())
+        logits = model(input_ids=tokens).logits[:, -answer_tokens - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, -answer_tokens:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

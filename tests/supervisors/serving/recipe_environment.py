@@ -39,11 +39,12 @@ class Program:
 
     def __init__(self, python: Path, words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> None:
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self._log = (folder / "program.log").open("a+")
-        self._process = subprocess.Popen(
-            [str(python), *words], cwd=folder, env=inherited | {"TINKER_TELEMETRY": "0"} | dict(variables),
-            stdout=self._log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        self._log = folder / "program.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [str(python), *words], cwd=folder, env=inherited | {"TINKER_TELEMETRY": "0"} | dict(variables),
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
 
     def wait(self, limit_s: float) -> None:
         """Wait for its end, which is a success."""
@@ -62,8 +63,7 @@ class Program:
             time.sleep(0.05)
 
     def said(self) -> str:
-        self._log.seek(0)
-        return self._log.read()[-5000:]
+        return self._log.read_text()[-5000:]
 
     def kill(self) -> None:
         self._process.kill()
