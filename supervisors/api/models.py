@@ -84,8 +84,8 @@ async def _opened(models: Mapping[str, str | Path], directory: Path | None) -> L
     try:
         root = directory or Path(closing.enter_context(TemporaryDirectory(prefix="headrace-models-")))
         root.mkdir(parents=True, exist_ok=True)
-        served, factory = await closing.enter_async_context(computed_here(models, limits))
         async with asyncio.timeout(limits.ready_timeout_s):
+            served, factory = await computed_here(models, closing, limits)
             service = await asyncio.to_thread(TinkerService, root, served, factory, limits)
         closing.push_async_callback(service.close)
         await service.open()
@@ -93,9 +93,14 @@ async def _opened(models: Mapping[str, str | Path], directory: Path | None) -> L
         closing.push_async_callback(service.end_session, _TENANT, session)
         closing.callback(asyncio.create_task(_live(service, session), name="the session lives").cancel)
     except BaseException:
-        await closing.aclose()
+        await _close(closing)
         raise
     return LocalServer(service, session, root, closing)
+
+
+async def _close(closing: AsyncExitStack) -> None:
+    async with asyncio.timeout(DEFAULT_LIMITS.held_end_s):
+        await closing.aclose()
 
 
 async def _live(service: TinkerService, session: str) -> None:
@@ -147,7 +152,7 @@ class LocalServer:
 
     def close(self) -> None:
         """End all models and samplers. What was saved stays, if ``serve`` was given a directory."""
-        block(self._closing.aclose())
+        block(_close(self._closing))
 
     def __enter__(self) -> Self:
         return self

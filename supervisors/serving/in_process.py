@@ -7,8 +7,8 @@ directories ─▶ base models ─┬─▶ LocalFactory: a torch backend for ea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from actors.rollout.engine import EngineSpec
@@ -19,24 +19,21 @@ from supervisors.serving.local_models import BaseModel, LocalFactory, LocalSampl
 from supervisors.serving.local_server import base_models
 
 
-@asynccontextmanager
 async def computed_here(
-    models: Mapping[str, str | Path], limits: Limits
-) -> AsyncIterator[tuple[list[ServedModel], LocalFactory]]:
-    """What a ``TinkerService`` needs to serve Hugging Face directories, by name.
+    models: Mapping[str, str | Path], closing: AsyncExitStack, limits: Limits
+) -> tuple[list[ServedModel], LocalFactory]:
+    """What a ``TinkerService`` needs to serve Hugging Face directories, by name; ``closing`` closes it.
 
     Raises:
         NotServable, EngineUnavailable, ModelUnreadable: one of them cannot be served.
     """
     bases = base_models([f"{name}={path}" for name, path in models.items()])
-    async with AsyncExitStack() as closing:
-        served = [
-            ServedModel(
-                name, str(base.path), base.vocabulary, base.context_tokens, await _engine(base, closing, limits)
-            )
-            for name, base in bases.items()
-        ]
-        yield served, LocalFactory(bases, limits)
+    samplers = {name: await _engine(base, closing, limits) for name, base in bases.items()}
+    served = [
+        ServedModel(name, str(base.path), base.vocabulary, base.context_tokens, samplers[name])
+        for name, base in bases.items()
+    ]
+    return served, LocalFactory(bases, limits)
 
 
 async def _engine(base: BaseModel, closing: AsyncExitStack, limits: Limits) -> LocalSampler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -16,7 +16,8 @@ from supervisors.serving.in_process import computed_here
 @asynccontextmanager
 async def served_here(models: Mapping[str, Path], directory: Path) -> AsyncIterator[dict[str, str]]:
     """The variables by which the client finds it."""
-    async with computed_here(models, DEFAULT_LIMITS) as (served, factory):
+    async with AsyncExitStack() as closing:
+        served, factory = await computed_here(models, closing, DEFAULT_LIMITS)
         server = TinkerServer(directory, served, factory)
         await server.open()
         runner = web.AppRunner(server.app, access_log=None, shutdown_timeout=0.0)
