@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,6 @@ async def test_the_loops_with_the_client_learn(model: Path, tmp_path: Path, monk
             names = await asyncio.to_thread(run, program)
             check_learned(names)
             await asyncio.to_thread(lambda service: service.close("success").result(), names["service"])
-    gc.collect()  # sockets that the client leaves open are told of here, and not in another test
 
 
 def test_the_loops_from_python_learn(model: Path) -> None:

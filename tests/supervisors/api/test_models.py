@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,7 +85,6 @@ async def test_the_numbers_are_those_of_the_client_over_http(
     told = by_python(server)
     assert told == expected
     assert told[0] > told[-5], "it learns"
-    gc.collect()  # sockets that the client leaves open are told of here, and not in another test
 
 
 def test_what_was_saved_is_there_for_a_later_server_with_its_optimizer(base: Path, tmp_path: Path) -> None:
