@@ -24,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,7 +36,7 @@ from actors.tinker.errors import OperationRefused, Problem
 from actors.tinker.learner import ModelSpec
 from actors.tinker.paths import checked_name
 from actors.tinker.sampling import SampledSequence, SamplingParameters
-from actors.tinker.service import Pending, TinkerService, seed_of
+from actors.tinker.service import Pending, TinkerService
 from actors.trainer.learning.learner import LearnedDatums
 from configs.limits import DEFAULT_LIMITS
 from supervisors.api.errors import ModelLost, ModelRefused
@@ -254,11 +255,12 @@ class ModelSampler:
     ) -> list[SampledSequence]:  # fmt: skip
         """Draw ``n`` sequences after ``prompt``, int[p].
 
-        ``stop``: texts or tokens that end a sequence, and are its last; None: the model's end tokens.
+        ``stop``: texts or tokens that end a sequence, and are its last; None: the model's end tokens. Without a
+        ``seed``, each call of each sampler has one of its own.
         """
         number = next(self._numbers)
         parameters = SamplingParameters(
-            max_tokens=max_tokens, seed=seed_of(f"{self.id}/{number}") if seed is None else seed,
+            max_tokens=max_tokens, seed=crc32(f"{self.id}/{number}".encode()) if seed is None else seed,
             temperature=temperature, top_k=top_k, top_p=top_p,
             stop_texts=tuple(one for one in stop or () if isinstance(one, str)),
             stop_tokens=tuple(one for one in stop or () if not isinstance(one, str)), stops_at_eos=stop is None,

@@ -13,6 +13,8 @@ from pathlib import Path
 from configs.limits import DEFAULT_LIMITS
 from tests.free_ports import free_ports
 
+HEAD_STAYS = ("--head-stays",)
+"""For as long as adapters of the output embedding, which clients ask for, are not built."""
 _END_S = 30
 
 
@@ -23,7 +25,7 @@ class ServedProcess:
         named = (word for name, path in models.items() for word in ("--model", f"{name}={path}"))
         self._words = [
             *(sys.executable, "-m", "main", "serve", "--dir", str(directory), "--port", str(free_ports(1))),
-            *("--tenant", "alice", "--head-stays", *named),
+            *("--tenant", "alice", *named, *HEAD_STAYS),
         ]
         self._log = directory.with_suffix(".log")
         self.begin()
