@@ -4,7 +4,7 @@
     for event in run.events(): print(event)
     summary = run.wait()
 
-Guide: ``docs/guides/python.md``. What is here is written in ``supervisors/api``.
+Guides: ``docs/guides/python.md``, ``docs/guides/own_loop.md``. What is here is written in ``supervisors/api``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,24 @@ from actors.host.room import NoSpaceLeft
 from configs.errors import ConfigError
 from configs.schema import JobConfig as Job
 from configs.version import version
-from supervisors.api import Event, Events, NoRun, Run, RunFailed, connect, resume, run_job, start
+from supervisors.api import (
+    Event,
+    Events,
+    LocalServer,
+    Model,
+    ModelLost,
+    ModelRefused,
+    ModelSampler,
+    NoRun,
+    Run,
+    RunFailed,
+    connect,
+    datum,
+    resume,
+    run_job,
+    serve,
+    start,
+)
 from supervisors.tree.errors import DirectoryInUse
 from transport.errors import HeadraceError
 
@@ -28,13 +45,20 @@ __all__ = [
     "Events",
     "HeadraceError",
     "Job",
+    "LocalServer",
+    "Model",
+    "ModelLost",
+    "ModelRefused",
+    "ModelSampler",
     "NoRun",
     "NoSpaceLeft",
     "Run",
     "RunFailed",
     "__version__",
     "connect",
+    "datum",
     "resume",
     "run_job",
+    "serve",
     "start",
 ]

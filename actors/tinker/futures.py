@@ -29,7 +29,7 @@ def read_request_id(text: str) -> tuple[str, int]:
         Problem: it is none.
     """
     line, _, number = text.rpartition("/")
-    if not line or not (number.isascii() and number.isdecimal()) or len(number) > 18:
+    if not line or not (number.isascii() and number.isdecimal()) or len(number) > 19 or int(number) >= 1 << 63:
         raise Problem(400, f"request_id: {text[:200]!r} is no id of a request: use one that this server has answered")
     return line, int(number)
 

@@ -40,8 +40,9 @@ PROTOBUF: Final = "application/x-protobuf"
 _LARGEST_LEARNING_RATE: Final = 1e3
 _DATA_FIELD: Final = 3
 """Number of the field ``data`` in ForwardBackwardRequest."""
-_LARGEST_SEQ: Final = (1 << 53) - 1
 _SEED_BYTES: Final = 4
+_LARGEST_SEQ: Final = (1 << 63) - 1
+"""A sampling client that came out of a pickle counts from a random multiple of 10^9, up to 10^18."""
 
 
 # ------------------------------------------------------------ what is asked, as JSON

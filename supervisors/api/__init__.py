@@ -6,16 +6,18 @@
     for event in run.events(): print(event)         or ``async for``
     run.wait()                                      or ``await run.result()``
     connect("runs/quickstart").metrics()            a run that somebody else started, live or over
+    serve({"base": "DIR"}).create_model("base")     a model that a loop of your own trains, in this process
 
-Guide: ``docs/guides/python.md``.
+Guides: ``docs/guides/python.md``, ``docs/guides/own_loop.md``.
 """
 
 from __future__ import annotations
 
 from actors.control.errors import ControlError
 from configs.errors import ConfigError
-from supervisors.api.errors import NoRun, RunFailed
+from supervisors.api.errors import ModelLost, ModelRefused, NoRun, RunFailed
 from supervisors.api.events import Event, Events
+from supervisors.api.models import LocalServer, Model, ModelSampler, datum, serve
 from supervisors.api.run import Run
 from supervisors.api.start import connect, resume, run_job, start
 
@@ -24,11 +26,18 @@ __all__ = [
     "ControlError",
     "Event",
     "Events",
+    "LocalServer",
+    "Model",
+    "ModelLost",
+    "ModelRefused",
+    "ModelSampler",
     "NoRun",
     "Run",
     "RunFailed",
     "connect",
+    "datum",
     "resume",
     "run_job",
+    "serve",
     "start",
 ]

@@ -80,7 +80,7 @@ SUPERVISORS = {
     "simulation": _RUNNING | {"sharing", "serving", "nemesis", "head", "checkers"},
     "testing": {"tree", "checkers"},
     "trees": _RUNNING | {"sharing", "serving", "nemesis", "head"},
-    "api": _RUNNING | {"sharing", "nemesis", "head", "checkers", "trees"},
+    "api": _RUNNING | {"sharing", "nemesis", "head", "checkers", "trees", "serving"},
     "cli": _RUNNING | {"sharing", "nemesis", "head", "checkers", "trees", "api", "simulation", "serving"},
 }
 """Room of ``supervisors`` → the others that it may import; ``trees.py`` is the running system on one page."""

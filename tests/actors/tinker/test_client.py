@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import pickle
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 tinker = pytest.importorskip("tinker")
@@ -156,6 +158,74 @@ async def test_dropped_answers_failures_and_restarts_change_no_number(tmp_path):
             digests.append(await story)
             assert not disturbed or world.disturbed > 3
     assert digests[0] == digests[1]
+
+
+async def test_each_loss_takes_the_clients_own_messages(tmp_path):
+    """And parameters of clipping; of K targets at a position each has its weight, and its log-probability."""
+    ratios = datum(1, 2, logprobs=[-1.0, -2.0], advantages=[1.0, -1.0])
+    masked = datum(1, 2, logprobs=[-1.0, -2.0], advantages=[1.0, -1.0], sequence_ratio_mask=[0.0, 1.0])
+    many = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1, 2]),
+        loss_fn_inputs={
+            "target_tokens": np.array([[5, 6, 7], [8, 0, 9]], np.int64),
+            "weights": np.array([[0.5, 0.0, 0.5], [-1.0, 0.0, 0.0]], np.float32),
+        },
+    )
+    clips = {"clip_low_threshold": 0.5, "clip_high_threshold": 2.0}
+    calls: list[tuple[Any, str, dict[str, float] | None]] = [
+        (many, "cross_entropy", None), (ratios, "importance_sampling", None), (ratios, "ppo", clips),
+        (ratios, "cispo", clips), (ratios, "dro", {"beta": 0.1}), (masked, "gspo", clips),
+    ]  # fmt: skip
+
+    def told(service: Any) -> list[Any]:
+        training = service.create_lora_training_client(base_model=BASE, rank=8, seed=3).result()
+        asked = [training.forward_backward([one], loss, parameters) for one, loss, parameters in calls]
+        return [one.result() for one in asked]
+
+    async with HttpWorld(tmp_path) as world, service_of(world) as service:
+        (wide, *others) = await asyncio.to_thread(told, service)
+        (told_logprobs,) = [one["logprobs"] for one in wide.loss_fn_outputs]
+        assert told_logprobs.shape == [2, 3]
+        weights = np.array([[0.5, 0.0, 0.5], [-1.0, 0.0, 0.0]])
+        expected = -(np.array(told_logprobs.tolist()).reshape(2, 3) * weights).sum()
+        assert wide.metrics["loss:sum"] == pytest.approx(expected)
+        assert all(len(one.loss_fn_outputs[0]["logprobs"].tolist()) == 2 for one in others)
+        learner = next(iter(world.server.service._lines.values()))._learner
+        assert learner.state["calls"] == len(calls)
+
+
+async def story_of_a_coroutine(service: Any) -> None:
+    """What recipes written with ``await`` do, and what they ask of the REST client; a sampler travels as a pickle."""
+    training = await service.create_lora_training_client(base_model=BASE, rank=8, user_metadata={"renderer": "x"})
+    asked = training.forward_backward([datum(1, 2)], "cross_entropy")
+    stepped = training.optim_step(ADAM)
+    assert "loss:sum" in (await asked).metrics
+    assert (await stepped).metrics["steps"] == 1.0
+    saved = (await training.save_state("state")).path
+
+    rest = service.create_rest_client()
+    run = await rest.get_training_run_by_tinker_path(saved)
+    assert (run.base_model, run.lora_rank, run.user_metadata) == (BASE, 8, {"renderer": "x"})
+    assert (await rest.get_weights_info_by_tinker_path(saved)).base_model == BASE
+    assert [one.model_name for one in (await service.get_server_capabilities_async()).supported_models] == [BASE]
+
+    fresh = await service.create_training_client_from_state(saved)
+    assert (await fresh.optim_step(ADAM)).metrics == {"steps": 1.0, "calls": 0.0}, "the optimizer began anew"
+    await fresh.load_state_with_optimizer(saved)
+    assert (await fresh.optim_step(ADAM)).metrics == {"steps": 2.0, "calls": 1.0}
+
+    newest = await training.save_weights_and_get_sampling_client()
+    prompt, parameters = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=4, seed=1)
+    answer = await newest.sample(prompt=prompt, num_samples=1, sampling_params=parameters)
+    assert (await rest.get_sampler(newest._sampling_session_id)).base_model == BASE
+    elsewhere = pickle.loads(pickle.dumps(newest))
+    again = await elsewhere.sample(prompt=prompt, num_samples=1, sampling_params=parameters)
+    assert again.sequences[0].tokens == answer.sequences[0].tokens
+
+
+async def test_a_coroutine_saves_loads_without_the_optimizer_and_looks_up_what_it_saved(tmp_path):
+    async with HttpWorld(tmp_path) as world, service_of(world) as service:
+        await asyncio.to_thread(asyncio.run, story_of_a_coroutine(service))
 
 
 async def test_two_tenants_do_not_see_each_other(tmp_path):
