@@ -290,8 +290,7 @@ class TinkerService:
             Problem: the tenant has no such request, or its answer is not kept any more.
         """
         name, seq = read_request_id(request)
-        if self._desk.knows(name):
-            self._desk.row(tenant, name)
+        if self._desk.owner(name) == tenant:
             answer = await self._futures.poll(name, seq, lambda: self._desk.waits(name, seq))
             if answer is not None:
                 return answer

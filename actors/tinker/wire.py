@@ -15,9 +15,11 @@ Invariants
 from __future__ import annotations
 
 import math
-from itertools import groupby
+from collections.abc import Iterator
+from itertools import groupby, islice
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import pydantic
 from google.protobuf.message import DecodeError
@@ -40,10 +42,36 @@ PROTOBUF: Final = "application/x-protobuf"
 _LARGEST_LEARNING_RATE: Final = 1e3
 _DATA_FIELD: Final = 3
 """Number of the field ``data`` in ForwardBackwardRequest."""
+_PARTS_OF_A_DATUM: Final = 16
+"""Chunks, inputs and spans of a datum, on average over a request, for which there is room."""
+_ERRORS_TOLD: Final = 100
 _LARGEST_SEQ: Final = (1 << 53) - 1
 
 
 # ------------------------------------------------------------ what is asked, as JSON
+
+
+class _Chunk(msgspec.Struct):
+    tokens: list[int] = []  # noqa: RUF012  msgspec copies it
+
+
+class _Prompt(msgspec.Struct):
+    chunks: list[_Chunk]
+
+
+class _Sample(msgspec.Struct):
+    """Says of a prompt what may be wrong a million times; reading it ends at the first one."""
+
+    prompt: _Prompt
+
+
+def read_sample(body: bytes) -> types.SampleRequest:
+    """A request for samples. Raises OperationRefused."""
+    try:
+        msgspec.json.decode(body, type=_Sample)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise OperationRefused(f"the body is no request for samples in JSON: {error}") from error
+    return read_json(types.SampleRequest, body)
 
 
 def read_json(kind: type[M], body: bytes) -> M:
@@ -56,6 +84,8 @@ def read_json(kind: type[M], body: bytes) -> M:
 
 def _told(error: pydantic.ValidationError) -> str:
     """What is wrong with a request, by fields, the first five of them."""
+    if error.error_count() > _ERRORS_TOLD:  # each of them is a dict of its own
+        return f"{error.error_count()} fields are wrong: send what the client's types say"
     parts = [f"{'.'.join(map(str, one['loc'])) or 'the body'}: {one['msg']}" for one in error.errors()[:5]]
     return "; ".join(parts)
 
@@ -208,8 +238,10 @@ def _sampling(asked: Any, name: str, room: int, vocabulary: int, limits: Limits)
 
 def read_forward_backward(body: bytes, limits: Limits) -> proto.ForwardBackwardRequest:
     """Raises Problem: it is no ForwardBackwardRequest, or has too many datums to be read."""
-    if _count_data(body, limits.tinker_datums) > limits.tinker_datums:
-        raise Problem(413, f"data: more than {limits.tinker_datums} datums in one request: send them in several")
+    data, parts = _counted(body, limits.tinker_datums)
+    if data > limits.tinker_datums or parts > _PARTS_OF_A_DATUM * limits.tinker_datums:
+        text = f"more than {limits.tinker_datums} datums, or {_PARTS_OF_A_DATUM} times as many parts of them"
+        raise Problem(413, f"data: {text}, in one request: send them in several")
     message = proto.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
@@ -221,26 +253,37 @@ def read_forward_backward(body: bytes, limits: Limits) -> proto.ForwardBackwardR
     return message
 
 
-def _count_data(body: bytes, most: int) -> int:
-    """The number of datums in a message that is not parsed yet; beyond ``most`` they are not counted on.
+def _counted(body: bytes, most: int) -> tuple[int, int]:
+    """The numbers of datums, and of fields of them and beside them, in a message that is not parsed yet.
 
-    A parsed datum takes fifty times the bytes of an empty one on the wire.
+    What is parsed takes fifty times the bytes of an empty field on the wire. Beyond ``most`` they are not counted on.
     """
-    at = count = 0
-    while at < len(body) and count <= most:
+    data = parts = 0
+    for field, at, end in _fields(body, 0, len(body)):
+        parts += 1
+        if field == _DATA_FIELD:
+            data += 1
+            parts += sum(1 for _ in islice(_fields(body, at, end), _PARTS_OF_A_DATUM * most))
+        if data > most or parts > _PARTS_OF_A_DATUM * most:
+            break
+    return data, parts
+
+
+def _fields(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, beginning and end of each field of a message; what is no field ends it, and the parser says why."""
+    while at < end:
         tag, at = _varint(body, at)
-        count += tag >> 3 == _DATA_FIELD
-        kind = tag & 7
+        size, kind = 0, tag & 7
         if kind == 0:
-            _, at = _varint(body, at)
+            size = _varint(body, at)[1] - at
         elif kind == 2:
-            length, at = _varint(body, at)
-            at += length
+            size, at = _varint(body, at)
         elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
+            size = 8 if kind == 1 else 4
         else:
-            break  # the parser will say what is wrong
-    return count
+            return
+        yield tag >> 3, at, min(at + size, end)
+        at += size
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:

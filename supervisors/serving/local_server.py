@@ -80,7 +80,7 @@ async def serve(
             server = await asyncio.to_thread(TinkerServer, directory, served, factory, limits)
         closing.push_async_callback(server.close)
         await server.open()
-        runner = web.AppRunner(server.app, access_log=None)
+        runner = server.runner()
         closing.push_async_callback(runner.cleanup)
         async with asyncio.timeout(limits.ready_timeout_s):
             await runner.setup()
