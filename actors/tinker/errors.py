@@ -15,7 +15,6 @@ from typing import Final
 
 from transport.errors import HeadraceError
 
-
 _LONGEST: Final = 1000
 """Characters of a text at most: what is quoted in it may be a client's, and as long as a request."""
 

@@ -308,7 +308,7 @@ class Routes:
 
     async def sample(self, request: web.Request) -> web.Response:
         prompt = await self._body(request, is_large=True)
-        asked = await self._off_loop(request[_TENANT], lambda: wire.read_sample(prompt))
+        asked = await self._off_loop(request[_TENANT], lambda: wire.read_sample(prompt, self._limits))
         if asked.sampling_session_id is None:
             raise Problem(400, "sampling_session_id: it is missing: create a sampling session, and sample in it")
         row = self._service.sampler(request[_TENANT], asked.sampling_session_id)

@@ -135,8 +135,14 @@ class TinkerService:
         return await self.sessions.begin(tenant, metadata)
 
     async def end_session(self, tenant: str, session: str) -> None:
-        await self.sessions.require(tenant, session)
-        await self._end(session)
+        """End a session; one that has ended already stays so, as this may be a repeat. Raises Problem."""
+        try:
+            await self.sessions.require(tenant, session)
+        except Problem as problem:
+            if problem.status != 410:
+                raise
+        else:
+            await self._end(session)
 
     async def _end(self, session: str) -> None:
         self.sessions.forget(session)

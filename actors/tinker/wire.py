@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import groupby, islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -52,25 +52,25 @@ _LARGEST_SEQ: Final = (1 << 53) - 1
 
 
 class _Chunk(msgspec.Struct):
-    tokens: list[int] = []  # noqa: RUF012  msgspec copies it
+    tokens: list[int]
+    type: Literal["encoded_text"] = "encoded_text"
 
 
 class _Prompt(msgspec.Struct):
+    """Says what may be wrong a million times in a prompt: reading it ends at the first one."""
+
     chunks: list[_Chunk]
 
 
-class _Sample(msgspec.Struct):
-    """Says of a prompt what may be wrong a million times; reading it ends at the first one."""
-
-    prompt: _Prompt
-
-
-def read_sample(body: bytes) -> types.SampleRequest:
-    """A request for samples. Raises OperationRefused."""
+def read_sample(body: bytes, limits: Limits) -> types.SampleRequest:
+    """A request for samples, of text alone. Raises OperationRefused."""
     try:
-        msgspec.json.decode(body, type=_Sample)
+        parts = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        msgspec.json.decode(parts.pop("prompt", b"{}"), type=_Prompt)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise OperationRefused(f"the body is no request for samples in JSON: {error}") from error
+        raise OperationRefused(f"prompt: {error}: expected chunks of encoded_text, as the client sends them") from error
+    if sum(map(len, parts.values())) > limits.tinker_json_bytes:
+        raise OperationRefused(f"beside its prompt the request has more than {limits.tinker_json_bytes} bytes")
     return read_json(types.SampleRequest, body)
 
 
@@ -187,8 +187,7 @@ def sample(asked: types.SampleRequest, name: str, vocabulary: int, context_token
         )
     tokens: list[int] = []
     for chunk in asked.prompt.chunks:
-        if not isinstance(chunk, types.EncodedTextChunk):
-            raise OperationRefused(f"prompt: chunks of type {chunk.type!r} are not served: send encoded_text alone")
+        assert isinstance(chunk, types.EncodedTextChunk), "there are no others in what read_sample reads"
         tokens += chunk.tokens
     try:
         prompt = checked_tokens(np.asarray(tokens, np.int64), "prompt", vocabulary)

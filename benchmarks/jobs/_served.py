@@ -36,9 +36,7 @@ _COMMAND: Final = (sys.executable, str(ROOT / "main.py"), "serve")
 class Served:
     """A server of one model, at one port in all of its lives."""
 
-    def __init__(
-        self, model: Path, directory: Path, tenants: Sequence[str], command: Sequence[str] = _COMMAND
-    ) -> None:
+    def __init__(self, model: Path, directory: Path, tenants: Sequence[str], command: Sequence[str] = _COMMAND) -> None:
         self.directory = directory
         self._words = [
             *command, "--model", f"{BASE}={model}", "--dir", str(directory), "--port", str(free_ports(1)),
@@ -167,13 +165,11 @@ def datums(work: Work, number: int) -> list[Any]:
     """The same as the client's datums."""
     import tinker
 
-    return [
-        tinker.Datum(
-            model_input=tinker.ModelInput.from_ints(row[:-1]),
-            loss_fn_inputs={"target_tokens": row[1:], "weights": [1.0] * work.tokens},
-        )
-        for row in rows(work, number)
-    ]
+    found: list[Any] = []
+    for row in rows(work, number):
+        inputs: Any = {"target_tokens": row[1:], "weights": [1.0] * work.tokens}  # the client takes lists, untold
+        found.append(tinker.Datum(model_input=tinker.ModelInput.from_ints(row[:-1]), loss_fn_inputs=inputs))
+    return found
 
 
 def model_of(service: Any, work: Work) -> Any:
@@ -183,9 +179,13 @@ def model_of(service: Any, work: Work) -> Any:
     ).result()
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 def trained(
-    url: str, key: str, work: Work, ready: Callable[[], object] = lambda: None, ending: Callable[[], object] = lambda: None
-) -> Told:  # fmt: skip
+    url: str, key: str, work: Work, ready: Callable[[], object] = nothing, ending: Callable[[], object] = nothing
+) -> Told:
     """Run the program, with all of its requests under way at once.
 
     ``ready`` is called when its model is there, ``ending`` when all is answered and before the session ends.

@@ -1,8 +1,8 @@
 """One program against a server that is struck, and against one that is not: what it was told, and what is left.
 
-    run undisturbed ─┐
-                     ├─▶ Left: digests of losses and of saved weights, operations that the server has executed
-    run struck ──────┘   answers dropped and failed, kill -9 after drawn numbers of answered operations
+run undisturbed ─┐
+                 ├─▶ Left: digests of losses and of saved weights, operations that the server has executed
+run struck ──────┘   answers dropped and failed, kill -9 after drawn numbers of answered operations
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ def _beside(work: Callable[[], Told]) -> Callable[[], Told | None]:
     threading.Thread(target=run, name="client", daemon=True).start()
 
     def came() -> Told | None:
-        if found and isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0] if found else None
+        told = found[0] if found else None
+        if isinstance(told, BaseException):
+            raise told
+        return told
 
     return came
 
@@ -104,7 +105,9 @@ class _Log:
     def read(self) -> None:
         file = f"file:{self._directory / 'operations.db'}?mode=ro"
         with contextlib.closing(sqlite3.connect(file, uri=True)) as db:
-            rows = db.execute("SELECT seq FROM operations JOIN models ON line = id WHERE answer IS NOT NULL ORDER BY seq")
+            rows = db.execute(
+                "SELECT seq FROM operations JOIN models ON line = id WHERE answer IS NOT NULL ORDER BY seq"
+            )
             self.answered = [row[0] for row in rows]
             ((saved,),) = db.execute("SELECT directory FROM weights WHERE kind = 'weights'").fetchall()
         self.weights = _hash_of(self._directory / saved)

@@ -11,6 +11,7 @@ pytest.importorskip("tinker")
 
 from benchmarks.jobs import serve
 from benchmarks.jobs._served import Work, rows
+from benchmarks.jobs._served_costs import fair_s
 from benchmarks.jobs._served_survival import asked_operations
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the client warns of its own next versions
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the client warns of its own
 
 def test_a_fair_share_is_a_core_each_while_there_are_enough_and_then_an_even_part() -> None:
     alone = {"a": 2.0, "b": 4.0, "c": 4.0}
-    assert serve.fair_s(alone, cores=3) == alone
-    assert serve.fair_s(alone, cores=2) == pytest.approx({"a": 3.0, "b": 5.0, "c": 5.0})
-    assert serve.fair_s(alone, cores=1) == pytest.approx({"a": 6.0, "b": 10.0, "c": 10.0})
+    assert fair_s(alone, cores=3) == alone
+    assert fair_s(alone, cores=2) == pytest.approx({"a": 3.0, "b": 5.0, "c": 5.0})
+    assert fair_s(alone, cores=1) == pytest.approx({"a": 6.0, "b": 10.0, "c": 10.0})
 
 
 def test_goals_that_are_missed_are_told_in_sentences() -> None:

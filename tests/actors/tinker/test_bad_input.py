@@ -20,6 +20,7 @@ from tests.actors.tinker.http_world import LIMITS, HttpWorld
 from tests.actors.tinker.messages import ADAM, asked, created, floats, ints, retrieved, sent, sparse, with_loss
 from tests.actors.tinker.tinker_world import BASE, CONTEXT, VOCABULARY
 
+
 def with_text() -> Any:
     message = with_loss("ppo", logprobs=floats(-1, -1), advantages=floats(1, 1))
     message.loss_fn_config_v2["loss_id"].text = "mine"

@@ -42,7 +42,7 @@ def mixed(*parts: object) -> int:
 
 @dataclass
 class Faults:
-    """What goes wrong in the fakes, by the number of calls that they have answered; ``torn_at``: of those that write."""
+    """What goes wrong in the fakes, by the number of calls that they have had; ``torn_at``: of those that write."""
 
     calls: int = 0
     writes: int = 0
