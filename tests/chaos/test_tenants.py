@@ -1,4 +1,4 @@
-"""Two tenants of one real server: one ruins its own models in every way that is allowed, the other sees no other bit."""
+"""Two tenants of one real server: one ruins its own models in all allowed ways, and the other sees no other bit."""
 
 from __future__ import annotations
 
