@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("tinker")
 
-from benchmarks.jobs import serve
-from benchmarks.jobs._served import Work, rows
-from benchmarks.jobs._served_costs import fair_s
-from benchmarks.jobs._served_survival import asked_operations
+from benchmarks.serving import serve
+from benchmarks.serving._costs import fair_s
+from benchmarks.serving._programs import Work, rows
+from benchmarks.serving._survival import asked_operations
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the client warns of its own next versions
 

@@ -13,7 +13,7 @@ import pytest
 
 tinker = pytest.importorskip("tinker")
 
-from benchmarks.jobs._served import Served, Work, model_of, service_of, trained
+from benchmarks.serving._programs import Served, Work, model_of, service_of, trained
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks._jobs import BenchmarkFailed
-from benchmarks.jobs._served import Served, Told, Work, trained
-from benchmarks.jobs._served_faults import Proxy
 from benchmarks.jobs._shared_runs import hash_of_tensors
+from benchmarks.serving._programs import Served, Told, Work, trained
+from benchmarks.serving._proxy import Proxy
 
 TENANT: Final = "alice"
 _ENDINGS: Final = 2
@@ -121,7 +121,7 @@ def _left(log: _Log, told: Told, faults: dict[str, int]) -> Left:
 
 
 def _hash_of(directory: Path) -> str:
-    """Of all files below it, whatever the order in which safetensors name their tensors."""
+    """A hash of all files below it, whatever the order in which safetensors name their tensors."""
     digest = hashlib.sha256()
     for file in sorted(path for path in directory.rglob("*") if path.is_file()):
         digest.update((hash_of_tensors(file) or hashlib.sha256(file.read_bytes()).hexdigest()).encode())

@@ -21,7 +21,7 @@ from actors.trainer.learning.learner import Learner
 from actors.trainer.setup import make_backend
 from benchmarks._command import Result
 from benchmarks._processes import cpu_s
-from benchmarks.jobs._served import Served, Told, Work, datums, model_of, rows, service_of, trained
+from benchmarks.serving._programs import Served, Told, Work, datums, model_of, rows, service_of, trained
 
 CONTEXT_TOKENS: Final = 512
 VOCABULARY: Final = 200
@@ -163,7 +163,7 @@ def idle(model: Path, directory: Path, count: int) -> Result:
 
     say(f"{count} idle tenants")
     names = [f"t{number}" for number in range(count)]
-    command = (sys.executable, "-m", "benchmarks.jobs._resting_server")
+    command = (sys.executable, "-m", "benchmarks.serving._resting_server")
     kept = list[Any]()
     with Served(model, directory, ["warm", *names], command) as server:
 

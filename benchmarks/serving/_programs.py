@@ -132,7 +132,7 @@ class Told:
     """What a program was told."""
 
     digest: str
-    """Of all losses, of all log-probabilities in training, and of those of a prompt under the last snapshot."""
+    """A hash of all losses, all log-probabilities in training, and those of a prompt under the last snapshot."""
     seconds: float
     """From its first call to its last answer; making the model and ending the session are outside."""
 

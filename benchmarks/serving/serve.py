@@ -24,8 +24,8 @@ from typing import Final
 
 from benchmarks._command import Result, add_check_option, command_line, measured, show, show_and_check
 from benchmarks._jobs import hardware, use_cores
-from benchmarks.jobs._served_costs import CONTEXT_TOKENS, VOCABULARY, WORK, idle, overhead, say, tenants
-from benchmarks.jobs._served_survival import asked_operations, struck, undisturbed
+from benchmarks.serving._costs import CONTEXT_TOKENS, VOCABULARY, WORK, idle, overhead, say, tenants
+from benchmarks.serving._survival import asked_operations, struck, undisturbed
 
 LARGE: Final = (512, 8, 8)
 """18 million parameters: a call takes some tenths of a second, beside which what the server adds can be measured."""
