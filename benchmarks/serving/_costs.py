@@ -34,7 +34,8 @@ TENANTS: Final = {
 _IDLE_WORK: Final = dataclasses.replace(WORK, datums=1, tokens=8)
 _WARM: Final = 8
 """Models that come and rest before memory is measured for the first time."""
-_RESTS_S: Final = 60.0
+_RESTS_S: Final = 300.0
+"""How long programs wait for each other, and models may take to go to rest."""
 _MIB: Final = 1 << 20
 
 
@@ -61,12 +62,20 @@ def _together(model: Path, directory: Path, works: dict[str, Work]) -> tuple[dic
     """Programs on one server, which all begin when each has its model; with the server's processor seconds of it."""
     used = list[float]()
     with Served(model, directory, list(works)) as server, ThreadPoolExecutor(len(works)) as threads:
-        ready = threading.Barrier(len(works), action=lambda: used.append(server.cpu_s()))
-        ends = threading.Barrier(len(works), action=lambda: used.append(server.cpu_s()))
-        running = {
-            name: threads.submit(trained, server.url, server.keys[name], work, ready.wait, ends.wait)
-            for name, work in works.items()
-        }
+        ready, ends = (
+            threading.Barrier(len(works), action=lambda: used.append(server.cpu_s()), timeout=_RESTS_S) for _ in "be"
+        )
+
+        def program(name: str) -> Told:
+            try:
+                return trained(server.url, server.keys[name], works[name], ready.wait, ends.wait)
+            except BaseException as error:
+                say(f"{name}: {error!r}")
+                ready.abort()
+                ends.abort()
+                raise
+
+        running = {name: threads.submit(program, name) for name in works}
         told = {name: future.result() for name, future in running.items()}
     return told, used[1] - used[0]
 
