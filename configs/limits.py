@@ -68,6 +68,7 @@ class Limits(ProcessLimits):
     tinker_request_bytes: int = limit(
         32 << 20, "one request; the client cuts batches into some 5 MB, and one datum of 10^6 tokens is 16 MB"
     )
+    tinker_json_bytes: int = limit(1 << 20, "one request with neither datums nor a prompt; a step has some hundred")
     tinker_requests: int = limit(
         8192, "requests answered at once, most of them polls that wait; more are told to come back"
     )

@@ -10,6 +10,7 @@ HeadraceError
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,8 @@ from typing import Any, Final
 from configs.checks.model_files import wrapper_of
 from transport.errors import HeadraceError
 
+_LOADS: Final = threading.Lock()
+"""Held while transformers loads: it changes what all threads share, and of two at once one misses its tied head."""
 _NAMED: Final = 3
 """Number of tensors that a message names; it counts the others."""
 
@@ -39,14 +42,15 @@ def load_whole(auto: Any, path: Path, *, new_head: bool = False, **how: Any) -> 
         WeightsNotWhole: names the first tensors that are missing, left over, or of another shape.
         Exception: whatever transformers raises for a directory that it cannot load.
     """
-    model, told = auto.from_pretrained(
-        path,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # so that they are told, by name, with all others
-        **how,
-    )
+    with _LOADS:
+        model, told = auto.from_pretrained(
+            path,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are told, by name, with all others
+            **how,
+        )
     missing, left = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
     shapes = {str(name): (list(there), list(wanted)) for name, there, wanted in told["mismatched_keys"]}
     wrapper = wrapper_of(left)

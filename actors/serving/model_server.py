@@ -79,7 +79,7 @@ class ModelServer(Actor):
 
     async def _listen(self) -> None:
         config, limits = self._config, self.ctx.limits
-        self._runner = web.AppRunner(self._server.app, access_log=None)
+        self._runner = self._server.runner()
         async with asyncio.timeout(limits.ready_timeout_s):
             await self._runner.setup()
             tls = server_tls(config.tls_certificate, config.tls_key)

@@ -139,7 +139,7 @@ class DatumReader:
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             raise OperationRefused(f"{field}: dtype {tensor.dtype} is not served: send float32 or int64")
-        shape = tuple(tensor.shape)
+        shape = tuple(tensor.shape[:3])
         sparse = tensor.HasField("sparse_csr")
         values = _numbers(tensor.sparse_csr.values if sparse else tensor.dense, dtype, field)
         shape = shape or (len(values),)

@@ -12,11 +12,19 @@ HeadraceError
 
 from __future__ import annotations
 
+from typing import Final
+
 from transport.errors import HeadraceError
+
+_LONGEST: Final = 1000
+"""Characters of a text at most: what is quoted in it may be a client's, and as long as a request."""
 
 
 class TinkerError(HeadraceError):
     """Something that a client asked of the Tinker server cannot be done."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …")
 
 
 class Problem(TinkerError):

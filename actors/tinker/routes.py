@@ -120,9 +120,8 @@ class Routes:
             return _problem(problem)
         except OperationRefused as refused:
             return _problem(Problem(400, str(refused)))
-        except web.HTTPRequestEntityTooLarge:
-            text = f"the request is larger than limits.tinker_request_bytes ({self._limits.tinker_request_bytes})"
-            return _problem(Problem(413, text))
+        except web.HTTPRequestEntityTooLarge as error:
+            return _problem(Problem(413, f"the request is too large for its route: {error.text}"))
         except web.HTTPException as error:
             return _problem(Problem(error.status, f"{request.method} {request.path[:200]}: {error.reason}"))
         except ConnectionError:
@@ -135,12 +134,15 @@ class Routes:
             if not self._requests[tenant]:
                 del self._requests[tenant]
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request, *, is_large: bool = False) -> bytes:
+        """The body, unpacked; ``is_large``: it may have datums or a prompt in it."""
+        limits = self._limits
+        most_bytes = limits.tinker_request_bytes if is_large else limits.tinker_json_bytes
         try:
-            async with asyncio.timeout(self._limits.tinker_read_s):
-                return await request.read()
+            async with asyncio.timeout(limits.tinker_read_s):
+                return await request.clone(client_max_size=most_bytes).read()
         except TimeoutError as error:
-            raise Problem(400, f"the body did not come within {self._limits.tinker_read_s:g} s") from error
+            raise Problem(400, f"the body did not come within {limits.tinker_read_s:g} s") from error
         except web.RequestPayloadError as error:
             raise Problem(400, f"the body cannot be read by its Content-Encoding ({error})") from error
 
@@ -170,7 +172,7 @@ class Routes:
         return _json({"sample_cancel_enabled": True})
 
     async def telemetry(self, request: web.Request) -> web.Response:
-        await self._body(request)
+        await self._body(request, is_large=True)
         return _json({"status": "accepted"})
 
     async def capabilities(self, request: web.Request) -> web.Response:
@@ -282,7 +284,7 @@ class Routes:
     # ------------------------------------------------------------ operations
 
     async def forward_backward(self, request: web.Request) -> web.Response:
-        tenant, body = request[_TENANT], await self._body(request)
+        tenant, body = request[_TENANT], await self._body(request, is_large=True)
         message = await self._off_loop(tenant, lambda: wire.read_forward_backward(body, self._limits))
         line = await self._service.line(tenant, message.model_id)
         seq = wire.seq_of(message.seq_id)
@@ -340,7 +342,8 @@ class Routes:
         return _json({"sampler_id": row.id, "base_model": row.base_model, "model_path": row.path})
 
     async def sample(self, request: web.Request) -> web.Response:
-        asked = await self._json(request, types.SampleRequest)
+        prompt = await self._body(request, is_large=True)
+        asked = await self._off_loop(request[_TENANT], lambda: wire.read_sample(prompt, self._limits))
         if asked.sampling_session_id is None:
             raise Problem(400, "sampling_session_id: it is missing: create a sampling session, and sample in it")
         row = self._service.sampler(request[_TENANT], asked.sampling_session_id)

@@ -84,6 +84,10 @@ class SampleDesk:
     def knows(self, sampler: str) -> bool:
         return sampler in self._rows
 
+    def owner(self, sampler: str) -> str | None:
+        """The tenant of a sampling session; None: there is none."""
+        return self._rows[sampler].tenant if sampler in self._rows else None
+
     def superfluous(self, model: str) -> list[str]:
         """Unnamed snapshots of a model beyond the limit, those that were used least recently."""
         mine = [sampler for sampler in self._used if self._rows[sampler].model == model]

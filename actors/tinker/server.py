@@ -3,7 +3,7 @@
     server = TinkerServer(directory, [ServedModel("Qwen/Qwen3-8B", …, sampler)], factory)
     await server.open()                       # goes on with what former lives have left
     key = server.keys.sign("alice")           # TINKER_API_KEY of a tenant
-    runner = web.AppRunner(server.app)        # whoever listens decides where, and with which certificate
+    runner = server.runner()                  # whoever listens decides where, and with which certificate
     …
     await server.close()                      # nothing is lost: the next life goes on
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -43,8 +44,13 @@ class TinkerServer:
         directory.mkdir(parents=True, exist_ok=True)
         self.keys = TenantKeys.of_directory(directory)
         self.service = TinkerService(directory, served, factory, limits, tenants=tenants, record=record)
+        self._limits = limits
         self._routes = Routes(self.service, self.keys)
         self.app: web.Application = self._routes.app()
+
+    def runner(self, **options: Any) -> web.AppRunner:
+        """What serves connections; one on which no head of a request comes for ``limits.tinker_read_s`` is closed."""
+        return web.AppRunner(self.app, access_log=None, keepalive_timeout=self._limits.tinker_read_s, **options)
 
     @property
     def failed(self) -> asyncio.Event:

@@ -146,8 +146,14 @@ class TinkerService:
         return await self.sessions.begin(tenant, metadata)
 
     async def end_session(self, tenant: str, session: str) -> None:
-        await self.sessions.require(tenant, session)
-        await self._end(session, "finished")
+        """End a session; one that has ended already stays so, as this may be a repeat. Raises Problem."""
+        try:
+            await self.sessions.require(tenant, session)
+        except Problem as problem:
+            if problem.status != 410:
+                raise
+        else:
+            await self._end(session, "finished")
 
     async def _end(self, session: str, why: str) -> None:
         self.sessions.forget(session)
@@ -315,8 +321,7 @@ class TinkerService:
             Problem: the tenant has no such request, or its answer is not kept any more.
         """
         name, seq = read_request_id(request)
-        if self._desk.knows(name):
-            self._desk.row(tenant, name)
+        if self._desk.owner(name) == tenant:
             answer = await self._futures.poll(name, seq, lambda: self._desk.waits(name, seq))
             if answer is not None:
                 return answer

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from itertools import groupby
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from itertools import groupby, islice
+from typing import Any, Final, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import pydantic
 from google.protobuf.message import DecodeError
@@ -43,9 +45,35 @@ _DATA_FIELD: Final = 3
 _SEED_BYTES: Final = 4
 _LARGEST_SEQ: Final = (1 << 63) - 1
 """A sampling client that came out of a pickle counts from a random multiple of 10^9, up to 10^18."""
+_PARTS_OF_A_DATUM: Final = 16
+"""Chunks, inputs and spans of a datum, on average over a request, for which there is room."""
+_ERRORS_TOLD: Final = 100
 
 
 # ------------------------------------------------------------ what is asked, as JSON
+
+
+class _Chunk(msgspec.Struct):
+    tokens: list[int]
+    type: Literal["encoded_text"] = "encoded_text"
+
+
+class _Prompt(msgspec.Struct):
+    """Says what may be wrong a million times in a prompt: reading it ends at the first one."""
+
+    chunks: list[_Chunk]
+
+
+def read_sample(body: bytes, limits: Limits) -> types.SampleRequest:
+    """A request for samples, of text alone. Raises OperationRefused."""
+    try:
+        parts = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        msgspec.json.decode(parts.pop("prompt", b"{}"), type=_Prompt)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise OperationRefused(f"prompt: {error}: expected chunks of encoded_text, as the client sends them") from error
+    if sum(map(len, parts.values())) > limits.tinker_json_bytes:
+        raise OperationRefused(f"beside its prompt the request has more than {limits.tinker_json_bytes} bytes")
+    return read_json(types.SampleRequest, body)
 
 
 def read_json(kind: type[M], body: bytes) -> M:
@@ -58,6 +86,8 @@ def read_json(kind: type[M], body: bytes) -> M:
 
 def _told(error: pydantic.ValidationError) -> str:
     """What is wrong with a request, by fields, the first five of them."""
+    if error.error_count() > _ERRORS_TOLD:  # each of them is a dict of its own
+        return f"{error.error_count()} fields are wrong: send what the client's types say"
     parts = [f"{'.'.join(map(str, one['loc'])) or 'the body'}: {one['msg']}" for one in error.errors()[:5]]
     return "; ".join(parts)
 
@@ -158,8 +188,7 @@ def sample(asked: types.SampleRequest, name: str, vocabulary: int, context_token
             raise OperationRefused(f"{field}: {getattr(asked, field)}: expected 0 to {limits.tinker_topk}")
     tokens: list[int] = []
     for chunk in asked.prompt.chunks:
-        if not isinstance(chunk, types.EncodedTextChunk):
-            raise OperationRefused(f"prompt: chunks of type {chunk.type!r} are not served: send encoded_text alone")
+        assert isinstance(chunk, types.EncodedTextChunk), "there are no others in what read_sample reads"
         tokens += chunk.tokens
     try:
         prompt = checked_tokens(np.asarray(tokens, np.int64), "prompt", vocabulary)
@@ -210,8 +239,10 @@ def _sampling(asked: Any, name: str, room: int, vocabulary: int, limits: Limits,
 
 def read_forward_backward(body: bytes, limits: Limits) -> proto.ForwardBackwardRequest:
     """Raises Problem: it is no ForwardBackwardRequest, or has too many datums to be read."""
-    if _count_data(body, limits.tinker_datums) > limits.tinker_datums:
-        raise Problem(413, f"data: more than {limits.tinker_datums} datums in one request: send them in several")
+    data, parts = _counted(body, limits.tinker_datums)
+    if data > limits.tinker_datums or parts > _PARTS_OF_A_DATUM * limits.tinker_datums:
+        text = f"more than {limits.tinker_datums} datums, or {_PARTS_OF_A_DATUM} times as many parts of them"
+        raise Problem(413, f"data: {text}, in one request: send them in several")
     message = proto.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
@@ -223,26 +254,37 @@ def read_forward_backward(body: bytes, limits: Limits) -> proto.ForwardBackwardR
     return message
 
 
-def _count_data(body: bytes, most: int) -> int:
-    """The number of datums in a message that is not parsed yet; beyond ``most`` they are not counted on.
+def _counted(body: bytes, most: int) -> tuple[int, int]:
+    """The numbers of datums, and of fields of them and beside them, in a message that is not parsed yet.
 
-    A parsed datum takes fifty times the bytes of an empty one on the wire.
+    What is parsed takes fifty times the bytes of an empty field on the wire. Beyond ``most`` they are not counted on.
     """
-    at = count = 0
-    while at < len(body) and count <= most:
+    data = parts = 0
+    for field, at, end in _fields(body, 0, len(body)):
+        parts += 1
+        if field == _DATA_FIELD:
+            data += 1
+            parts += sum(1 for _ in islice(_fields(body, at, end), _PARTS_OF_A_DATUM * most))
+        if data > most or parts > _PARTS_OF_A_DATUM * most:
+            break
+    return data, parts
+
+
+def _fields(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, beginning and end of each field of a message; what is no field ends it, and the parser says why."""
+    while at < end:
         tag, at = _varint(body, at)
-        count += tag >> 3 == _DATA_FIELD
-        kind = tag & 7
+        size, kind = 0, tag & 7
         if kind == 0:
-            _, at = _varint(body, at)
+            size = _varint(body, at)[1] - at
         elif kind == 2:
-            length, at = _varint(body, at)
-            at += length
+            size, at = _varint(body, at)
         elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
+            size = 8 if kind == 1 else 4
         else:
-            break  # the parser will say what is wrong
-    return count
+            return
+        yield tag >> 3, at, min(at + size, end)
+        at += size
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:

@@ -162,11 +162,11 @@ def came_to(job: RunRecord, summary: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         [(one.step, one.prompt, one.sibling, one.tokens_hash, one.reward) for one in samples],
         [(row["step"], row["loss"], row["grad_norm"]) for row in job.rows()],
-        {name: _of_tensors(checkpoint / name) or file["xxh3"] for name, file in state["files"].items()},
+        {name: hash_of_tensors(checkpoint / name) or file["xxh3"] for name, file in state["files"].items()},
     )
 
 
-def _of_tensors(file: Path) -> str:
+def hash_of_tensors(file: Path) -> str:
     """A hash of a safetensors file, whatever the order of its header's keys: torch's shards have it at random.
 
     Empty: it is no such file.

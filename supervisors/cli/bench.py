@@ -16,7 +16,7 @@ import typer
 from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FINISHED, fail, wrong
 
 _FOLDER: Final = Path(__file__).resolve().parents[2] / "benchmarks"
-_FLOORS: Final = ("data_plane", "jobs", "decisions", "gpu", "vllm")
+_FLOORS: Final = ("data_plane", "jobs", "decisions", "gpu", "vllm", "serving")
 """Folders of benchmarks/ whose files each have a ``main``, but for those whose names begin with ``_``."""
 _NOT_HERE: Final = (
     "the benchmarks are not part of an installed package: clone the repository, and run headrace bench there "

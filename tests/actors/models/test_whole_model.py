@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,27 @@ def test_a_reward_model_is_refused_in_the_same_words(tmp_path: Path) -> None:
     path = rewritten(tmp_path / "whole", tmp_path / "more", lambda all_: all_ | {"v_head.weight": torch.zeros(1, 16)})
     with pytest.raises(Exception, match=r"hold v_head\.weight, which a model of its config\.json has not"):
         ModelScorer("reward", Reward(kind="model", path=str(path), device="cpu"))
+
+
+def test_models_that_are_loaded_at_once_are_loaded_one_after_the_other(tmp_path: Path) -> None:
+    """transformers ties heads by what all threads share: of two at once, one is said to lack its tied head."""
+    inside, most = list[int](), 0
+
+    class Auto:
+        base_model_prefix = ""
+
+        @classmethod
+        def from_pretrained(cls, *_: object, **__: object) -> tuple[Auto, dict[str, Any]]:
+            nonlocal most
+            inside.append(1)
+            most = max(most, len(inside))
+            time.sleep(0.005)
+            inside.pop()
+            return cls(), {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: load_whole(Auto, tmp_path), range(4)))
+    assert most == 1
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox", "llama"])

@@ -47,7 +47,7 @@ class HttpWorld:
         )  # fmt: skip
         self.server.app.middlewares.insert(0, self._disturb)
         await self.server.open()
-        self._runner = web.AppRunner(self.server.app, access_log=None, shutdown_timeout=0.0)
+        self._runner = self.server.runner(shutdown_timeout=0.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True, ssl_context=self._tls)
         await site.start()

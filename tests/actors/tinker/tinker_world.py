@@ -20,7 +20,7 @@ import numpy as np
 from actors.protocol.datums import Datum
 from actors.protocol.training import AdamStep
 from actors.tinker import operations as op
-from actors.tinker.errors import LearnerLost, OperationRefused, Problem
+from actors.tinker.errors import LearnerLost, LogFailed, OperationRefused, Problem
 from actors.tinker.learner import ModelSpec
 from actors.tinker.sampling import Sampled, SampledSequence, SamplingParameters, TopTokens
 from actors.tinker.service import Pending, ServedModel, TinkerService
@@ -43,12 +43,14 @@ def mixed(*parts: object) -> int:
 
 @dataclass
 class Faults:
-    """What goes wrong in the fakes, by the number of calls that they have answered."""
+    """What goes wrong in the fakes, by the number of calls that they have had; ``torn_at``: of those that write."""
 
     calls: int = 0
+    writes: int = 0
     lost_at: set[int] = field(default_factory=set)
     broken_at: set[int] = field(default_factory=set)
     nan_at: set[int] = field(default_factory=set)
+    torn_at: set[int] = field(default_factory=set)
     lives: int = 0
     gate: asyncio.Event | None = None
     """What samples wait for, once they are begun."""
@@ -62,6 +64,24 @@ class Faults:
         if self.calls in self.broken_at:
             raise RuntimeError("the fake was told to fail")
         return self.calls
+
+    async def write(self, directory: Path, file: str, text: str) -> None:
+        """Write a new directory with one file, or leave half of it behind."""
+        self.strike()
+        self.writes += 1
+        directory.mkdir()
+        await asyncio.sleep(0)
+        if self.writes in self.torn_at:
+            (directory / file).write_text(text[: len(text) // 2])
+            raise LearnerLost("the fake was told to die while it wrote")
+        (directory / file).write_text(text)
+        await asyncio.sleep(0)
+
+
+REFUSED_TOKEN, NAN_TOKEN = 13, 66
+"""Tokens of a datum that the fake refuses, and whose loss is no number."""
+REFUSED_RATE = 0.5
+"""Learning rate of a step that the fake refuses, as it does a gradient that is not finite."""
 
 
 class FakeLearner:
@@ -77,7 +97,7 @@ class FakeLearner:
     ) -> tuple[list[np.ndarray], dict[str, float]]:
         await asyncio.sleep(0)
         call = self.faults.strike()
-        if any(datum.tokens[0] == 13 for datum in datums):
+        if any(datum.tokens[0] == REFUSED_TOKEN for datum in datums):
             raise OperationRefused("data: the fake takes no token 13")
         logprobs = [
             np.asarray(
@@ -103,12 +123,16 @@ class FakeLearner:
             self.state["gradient"] = mixed(self.state["gradient"], said, loss, sorted(parameters.items()))
             self.state["calls"] += 1
         await asyncio.sleep(0)
-        return logprobs, {"loss:sum": float("nan") if call in self.faults.nan_at else total}
+        spoilt = call in self.faults.nan_at or any(NAN_TOKEN in datum.tokens for datum in datums)
+        return logprobs, {"loss:sum": float("nan") if spoilt else total}
 
     async def optim_step(self, adam: AdamStep) -> dict[str, float]:
         await asyncio.sleep(0)
         self.faults.strike()
         state = self.state
+        if adam.learning_rate == REFUSED_RATE:
+            state["gradient"] = 0
+            raise OperationRefused("the fake takes no step at this rate, and has forgotten the gradient")
         state["moments"] = mixed(state["moments"], state["gradient"], adam.beta1, adam.beta2)
         state["weights"] = mixed(state["weights"], state["moments"], adam.learning_rate)
         state["gradient"] = 0
@@ -117,28 +141,24 @@ class FakeLearner:
         return {"steps": float(state["steps"]), "calls": float(state["calls"])}
 
     async def save(self, directory: Path) -> None:
-        self.faults.strike()
-        directory.mkdir()
-        await asyncio.sleep(0)
         assert self.state["gradient"] == 0 or directory.name.startswith("weights"), "saved between calls and their step"
-        (directory / "state.json").write_text(json.dumps(self.state))
-        await asyncio.sleep(0)
+        await self.faults.write(directory, "state.json", json.dumps(self.state))
 
     async def load(self, directory: Path, *, optimizer: bool) -> None:
         await asyncio.sleep(0)
-        self.state = json.loads((directory / "state.json").read_text()) | {"gradient": 0}
-        if not optimizer:
-            self.state |= {"moments": 0, "steps": 0, "calls": 0}
+        self.state = loaded(json.loads((directory / "state.json").read_text()), optimizer=optimizer)
         await asyncio.sleep(0)
 
     async def export(self, directory: Path) -> None:
-        directory.mkdir()
-        await asyncio.sleep(0)
-        (directory / "adapter.json").write_text(str(self.state["weights"]))
-        await asyncio.sleep(0)
+        await self.faults.write(directory, "adapter.json", str(self.state["weights"]))
 
     async def close(self) -> None:
         self.faults.lives -= 1
+
+
+def loaded(state: dict[str, int], *, optimizer: bool) -> dict[str, int]:
+    """The state of a learner that has loaded ``state``."""
+    return state | {"gradient": 0} | ({} if optimizer else {"moments": 0, "steps": 0, "calls": 0})
 
 
 class FakeFactory:
@@ -246,6 +266,8 @@ class World:
         self.tenants = TenantsConfig()
         self.events: list[dict[str, Any]] = []
         """What was told of in all lives."""
+        self.is_lost: Callable[[], bool] = lambda: False
+        """Draws whether an answer is lost on its way to the client."""
 
     @property
     def service(self) -> TinkerService:
@@ -263,9 +285,21 @@ class World:
                 record=lambda name, fields: self.events.append({"event": name, **fields}),
             )
         )  # fmt: skip
-        await process.start(self._service.open(), "open")
+        try:
+            await process.start(self._service.open(), "open")
+        except LogFailed:
+            self.strike()
         if process.alive:
             self.ready.set()
+            process.start(self._end_with(self._service), "the log fails")
+
+    async def _end_with(self, service: TinkerService) -> None:
+        """End this life when its log cannot be written, as the command does."""
+        await service.failed.wait()
+        SimProcess.of_nobody(self._struck(), "the log has failed")
+
+    async def _struck(self) -> None:
+        self.strike()
 
     def kill(self) -> None:
         """End the present life as SIGKILL does; what was not committed is gone with its connection."""
@@ -295,9 +329,13 @@ class World:
             task = process.start(asked(), "question")
             try:
                 async with asyncio.timeout(self.limits.tinker_poll_s + 1.0):
-                    return await asyncio.shield(task)
+                    answer = await asyncio.shield(task)
+                if not self.is_lost():
+                    return answer
             except TimeoutError:
                 continue  # the process has died, or a poll takes long
+            except LogFailed:
+                await asyncio.sleep(1.0)  # over HTTP this is a 500
             except Problem as problem:
                 if problem.status not in (429, 500, 503):
                     raise

@@ -1,0 +1,1 @@
+"""What it costs and takes to serve strangers' programs."""
