@@ -246,7 +246,8 @@ def test_a_cancelled_sample_ends_in_the_sampler_and_is_not_drawn_by_the_next_lif
         assert isinstance(answer, op.Failed) and answer.of_user and "cancelled" in answer.error
         assert world.sampler_faults.given_up == 1
         early = asyncio.ensure_future(world.service.sample(row, 2, sample()))
-        await asyncio.sleep(0)
+        while not world.service._desk.waits(base, 2):
+            await asyncio.sleep(0)
         await world.service.cancel("alice", f"{base}/2")
         assert isinstance(await world.answer(await early), op.Failed), "it was not stored yet when it was cancelled"
         gate.set()

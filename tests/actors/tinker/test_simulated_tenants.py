@@ -141,12 +141,14 @@ def _state_named_early(original: Original) -> Original:
 def _answered_before_the_state(original: Original) -> Original:
     """An answer is committed, and the state that it names is written after it."""
 
-    async def save_state(self: ModelLine, learner: Any, seq: int) -> str:
-        name = await self.parts.directories.fresh(self.row.number, "state", seq)
-        asyncio.create_task(learner.save(self.parts.directories.path(name)))  # noqa: RUF006
+    async def written(self: ModelLine, what: Any, seq: int, write: Any) -> str:
+        if what != "state":
+            return await original(self, what, seq, write)
+        name = await self.parts.directories.fresh(self.row.number, what, seq)
+        asyncio.create_task(write(self.parts.directories.path(name)))  # noqa: RUF006
         return name
 
-    return save_state
+    return written
 
 
 def _stored_late(original: Original) -> Original:
@@ -215,7 +217,7 @@ def _one_snapshot(original: Original) -> Original:
 BUGS: dict[str, tuple[type, str, Callable[[Original], Original]]] = {
     "bodies are deleted too early": (OperationLog, "commit", _bodies_deleted_early),
     "a state is named before its operation": (OperationLog, "commit", _state_named_early),
-    "an answer is committed before the state": (ModelLine, "_save_state", _answered_before_the_state),
+    "an answer is committed before the state": (ModelLine, "_written", _answered_before_the_state),
     "a request is acknowledged before it is stored": (ModelLine, "submit", _stored_late),
     "a repeat is executed again": (ModelLine, "submit", _repeats_executed),
     "a lost learner goes on": (ModelLine, "_drop", _lost_learner_kept),
