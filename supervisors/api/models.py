@@ -119,7 +119,7 @@ class LocalServer:
 
     def create_model(
         self, base: str, *, rank: int = 32, seed: int = 0,
-        train_mlp: bool = True, train_attn: bool = True, train_unembed: bool = False,
+        train_mlp: bool = True, train_attn: bool = True, train_unembed: bool = True,
     ) -> Model:  # fmt: skip
         """A new adapter of ``rank`` on a base model; with rank 0 the whole model is trained.
 

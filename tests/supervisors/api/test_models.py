@@ -51,7 +51,7 @@ def by_client(variables: dict[str, str]) -> list[object]:
     import tinker
 
     service = tinker.ServiceClient(base_url=variables["TINKER_BASE_URL"], api_key=variables["TINKER_API_KEY"])
-    model = service.create_lora_training_client(base_model="base", rank=8, seed=3, train_unembed=False).result()
+    model = service.create_lora_training_client(base_model="base", rank=8, seed=3).result()
 
     def datum(number: int) -> Any:
         tokens = TEXTS[number % 3]
