@@ -168,7 +168,7 @@ class SampleDesk:
             spent = Stopwatch().spent(row.tenant, row.origin, answer)
             await self._log.settle(row.id, seq, answer, spent)
             self._events.operation("sample", seq, answer, spent)
-            await self._stop([task])
+            await self._end_tasks([task])
             self._answered(row.id, seq)
 
     def _begin(self, row: SamplerRow, seq: int) -> None:
@@ -226,9 +226,9 @@ class SampleDesk:
         return _of_the_last(sampled, asked.last_prompt_logprobs)
 
     async def close(self) -> None:
-        await self._stop([*self._tasks.values()])
+        await self._end_tasks([*self._tasks.values()])
 
-    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _end_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel tasks, and wait until they have ended; one that hangs is left behind."""
         for task in tasks:
             task.cancel()

@@ -22,6 +22,7 @@ from configs.loader import read_job, schema_keys
 from configs.scenario import Scenario
 from configs.schema import JobConfig
 from configs.services import ServicesConfig
+from configs.tenants import TenantsConfig
 from configs.validation import validate
 from supervisors.cli.app import app
 from supervisors.cli.looking.tables import COLUMNS
@@ -148,6 +149,9 @@ def test_every_snippet_of_a_job_file_fits_the_schema(snippet: str, tmp_path: Pat
         return
     if "services" in part:
         assert validate(ServicesConfig, part, lambda _: "the snippet").services
+        return
+    if "tenants" in part:
+        assert validate(TenantsConfig, part, lambda _: "the snippet").tenants
         return
     if "faults" in part and set(part) <= {"seed", "faults"}:
         assert FaultPlan.model_validate(part).faults
