@@ -29,6 +29,7 @@ _RUNS: Final = (
     "tests/supervisors/head/test_machine_process.py",
     "tests/supervisors/machine/processes/test_process.py",
     "tests/supervisors/machine/test_role_processes.py",
+    "tests/supervisors/serving/test_serve.py",
 )
 """Files whose tests start processes of ours and look at the clock."""
 

@@ -147,6 +147,9 @@ tests/supervisors/preparation/test_tiny_model.py
         a model is made in a process of its own
       6 test_what_a_folder_of_the_user_is_called_does_not_matter_to_the_maker
         a model is made in a process of its own
+tests/supervisors/serving/test_serve.py
+     16 test_the_unmodified_client_trains_an_adapter_and_samples_what_was_trained
+        a guarantee: the command, with its four processes that import torch
 tests/supervisors/simulation/test_seeding.py
       7 test_when_other_machines_are_lost_after_the_window_a_dry_trainer_generates_again_and_is_done_sooner
         four simulations of long jobs
