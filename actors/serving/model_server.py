@@ -51,6 +51,7 @@ class ModelServer(Actor):
     async def on_start(self) -> None:
         ctx, config = self.ctx, self._config
         self._places = Places(ctx, self._args.head)
+        self._places.follow()
         bases = {model.name: await ctx.run_blocking(served_base, model) for model in config.models}
         factory = BackendFactory(bases, self._backend, ctx.limits, device="auto", threads=0)
         self._server = await ctx.run_blocking(
@@ -88,7 +89,7 @@ class ModelServer(Actor):
         self.ctx.ref(self._args.head).tell(Listens(url=url))
 
     def _record(self, name: str, fields: dict[str, float | int | str]) -> None:
-        self.ctx.ref(self._args.metrics).tell(Event(job=SERVING, name=name, fields=fields))
+        self.ctx.ref(self._places.beside(self._args.metrics)).tell(Event(job=SERVING, name=name, fields=fields))
 
     async def _open_gauges(self, port: int) -> None:
         try:
@@ -137,9 +138,9 @@ class ModelServer(Actor):
         return backend
 
     @handles(Down)
-    async def service_gone(self, message: Down) -> None:
-        """Ask the head where the service is now. Its models notice at their next calls that it was lost."""
-        self._places.forget(self._service.name, message.address)
+    async def somebody_is_gone(self, message: Down) -> None:
+        """Look for whoever it was at the next call, for the head now. A service's models notice by themselves."""
+        self._places.heard(message)
 
     @handles(QueryServing)
     async def state(self, message: QueryServing) -> ServingState:

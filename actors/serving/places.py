@@ -1,14 +1,19 @@
 """Where the processes are that the model server asks: training services and samplers, which may be started again.
 
+follow ─▶ the head is watched, and after its death its next life is: what it is told does not get lost for good
 find ─▶ known? ─no─▶ FindProcess ─▶ head: waits until that process is ready ─▶ ProcessFound ─▶ kept until ``forget``
                           └── the head is away ─▶ its next life is looked for, for ``limits.orphan_grace_s``
 """
 
 from __future__ import annotations
 
+import contextlib
+
 from actors.core.context import Context
+from actors.core.errors import AskError
 from actors.core.leader import Leader
-from actors.core.patience import ask_patiently
+from actors.core.patience import Patience, ask_patiently
+from actors.core.watch import Down
 from actors.protocol.serving import FindProcess, ProcessFound
 from transport.address import ActorAddress
 
@@ -33,6 +38,30 @@ class Places:
             )  # fmt: skip
             self._known[name] = found.address
         return self._known[name]
+
+    def follow(self) -> None:
+        """Watch the head. The actor passes each Down on to ``heard``."""
+        self._ctx.watch(self._head.address)
+
+    def heard(self, message: Down) -> None:
+        """Look for the next life of a head that is gone, and forget where whoever else is gone was."""
+        if message.address == self._head.address:
+            self._ctx.start_task(self._find_head(), "find the head")
+        for name, address in [*self._known.items()]:
+            if address == message.address:
+                self.forget(name, address)
+
+    async def _find_head(self) -> None:
+        patience = Patience(self._ctx.limits, self._ctx.rng("head"), self._ctx.limits.orphan_grace_s)
+        while await patience.again():
+            with contextlib.suppress(AskError):
+                await self._head.find()
+                self.follow()
+                return
+
+    def beside(self, address: ActorAddress) -> ActorAddress:
+        """The present address of an actor of the head's process."""
+        return self._head.beside(address)
 
     def forget(self, name: str, address: ActorAddress) -> None:
         """Ask the head again, since nobody is at ``address`` any more."""
