@@ -266,6 +266,7 @@ async def test_json_that_is_wrong_over_and_over_is_told_once(tmp_path):
     ("encoding", "body"),
     [("gzip", gzip.compress(bytes(16 << 20), 1)), ("gzip", b"\x1f\x8b" + b"x" * 99), ("deflate", b"xyz"),
      ("zstd", b"\x28\xb5\x2f\xfdx"), ("br", b"xyz"), ("gzip, gzip", gzip.compress(gzip.compress(b"{}"))), ("a lot", b"{}")],
+    ids=["a bomb", "no gzip", "no deflate", "no zstd", "no br", "gzip twice", "unknown"],
 )  # fmt: skip
 async def test_a_packed_body_is_unpacked_up_to_the_limit_or_refused(tmp_path, encoding, body):
     limits = LIMITS.model_copy(update={"tinker_request_bytes": 1 << 20})
