@@ -32,7 +32,7 @@ CHECK_DEVICE ?= cuda
 help:
 	@echo 'make install   .venv with the headrace command'
 	@echo 'make demo      a real RL run on this machine, in minutes'
-	@echo 'make test      the tests, in some twenty minutes on two cores'
+	@echo 'make test      the tests, in some twenty-five minutes on two cores'
 	@echo 'make test-cluster those with Slurm, hosts, Kubernetes or other users, as root: what is not there is skipped'
 	@echo 'make test-long the long ones: more seeds, more examples, longer runs'
 	@echo 'make chaos     a hundred real runs, each with a random fault plan'
