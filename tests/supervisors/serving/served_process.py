@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import subprocess
@@ -19,11 +21,12 @@ _END_S = 30
 class ServedProcess:
     """The command, serving the directories of ``models`` by their names to one tenant."""
 
-    def __init__(self, models: Mapping[str, Path], directory: Path) -> None:
+    def __init__(self, models: Mapping[str, Path], directory: Path, *words: str) -> None:
+        self._directory = directory
         named = (word for name, path in models.items() for word in ("--model", f"{name}={path}"))
         self._words = [
             *(sys.executable, "-m", "main", "serve", "--dir", str(directory), "--listen", f"127.0.0.1:{free_ports(1)}"),
-            *("--tenant", "alice", *named),
+            *("--tenant", "alice", *named, *words),
         ]
         self._log = directory.with_suffix(".log")
         self.begin()
@@ -36,10 +39,22 @@ class ServedProcess:
             assert self._process.poll() is None and time.monotonic() < until_s, said
             time.sleep(0.05)
         self.variables = dict(re.findall(r"(TINKER_\w+)=(\S+)", said))
+        self.url, self.key = self.variables["TINKER_BASE_URL"], self.variables["TINKER_API_KEY"]
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(_END_S)
+
+    def kill_one(self, name: str) -> bool:
+        """Kill the process of that name alone; False: it is not there now."""
+        asked = [sys.executable, "-m", "main", "ctl", "--control", str(self._directory), "tree", "--json"]
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        if told.returncode:
+            return False
+        pids = [row["pid"] for row in json.loads(told.stdout) if row["name"] == name and row["pid"]]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        return bool(pids)
 
     def end(self) -> int:
         self._process.send_signal(signal.SIGTERM)

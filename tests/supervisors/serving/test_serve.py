@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +14,8 @@ import pytest
 tinker = pytest.importorskip("tinker")
 
 from configs.errors import ConfigError
-from configs.limits import DEFAULT_LIMITS
 from configs.serving import ServingConfig, models_named, problems_of, served_base
-from tests.free_ports import free_ports
+from tests.supervisors.serving.served_process import ServedProcess
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the client warns of its own next versions
@@ -42,46 +34,11 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.mktemp("model"))
 
 
-class Served:
-    """The command as a process, at one port in all of its lives."""
+class Served(ServedProcess):
+    """The command, serving one model that clients call ``base``."""
 
     def __init__(self, model: Path, directory: Path, *words: str) -> None:
-        self._directory = directory
-        self._words = [
-            *(sys.executable, "-m", "main", "serve", "--model", f"base={model}", "--dir", str(directory)),
-            *("--listen", f"127.0.0.1:{free_ports(1)}", "--tenant", "alice"),
-            *words,
-        ]
-        self._log = directory.with_suffix(".log")
-        self.begin()
-
-    def begin(self) -> None:
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(self._words, stdout=log, stderr=subprocess.STDOUT)
-        until_s = time.monotonic() + DEFAULT_LIMITS.run_patience_s
-        while "TINKER_API_KEY" not in (said := self._log.read_text()):
-            assert self._process.poll() is None and time.monotonic() < until_s, said
-            time.sleep(0.05)
-        self.url, self.key = (re.findall(rf"{name}=(\S+)", said)[0] for name in ("TINKER_BASE_URL", "TINKER_API_KEY"))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def kill_one(self, name: str) -> bool:
-        """Kill the process of that name alone; False: it is not there now."""
-        asked = [sys.executable, "-m", "main", "ctl", "--control", str(self._directory), "tree", "--json"]
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
-        if told.returncode:
-            return False
-        pids = [row["pid"] for row in json.loads(told.stdout) if row["name"] == name and row["pid"]]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        return bool(pids)
-
-    def end(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=30)
+        super().__init__({"base": model}, directory, *words)
 
 
 def datum(tokens: list[int]) -> Any:
